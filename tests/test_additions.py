@@ -240,11 +240,11 @@ CASES: Mapping[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("addition", CASES)
-def test_its_case_passes(addition: str, copy: Path) -> None:
+def test_its_case_passes(addition, copy):
     assert passed(copy, "-o", "addopts=--import-mode=importlib", *CASES[addition]) > 0
 
 
-def test_the_command_line_has_them(copy: Path) -> None:
+def test_the_command_line_has_them(copy):
     w = np.float32([[0.1, -0.2], [0.3, 0.4], [-0.5, 0.6], [0.7, -0.8]])
     nodes = "a = Neg(x) b = Neg(a) h = Shrink<lambd = 0.1>(b) y = MatMul(h, w)"
     model = parsed(f"(float[N, 4] x) => (float[N, 2] y) {{ {nodes} }}", 18, w=w)
@@ -279,7 +279,7 @@ HAVE_CASES = ("autodiff/test_expand.py", "autodiff/test_rules.py",
               "losses/test_against_pytorch.py", "training/test_optimizers.py")  # fmt: skip
 
 
-def test_no_other_test_fails(copy: Path) -> None:
+def test_no_other_test_fails(copy):
     """Of the tests that go through all that there is, those that make test runs."""
     files = [f"tests/{name}" for name in (GO_THROUGH_ALL if EVERY == 1 else SAMPLE)]
     passed(copy, "-m", "not sweep and not kits", *files)

@@ -89,7 +89,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_recipe_and_an_option_say_the_same(name: str, tmp_path: Path) -> None:
+def test_a_recipe_and_an_option_say_the_same(name, tmp_path):
     text, option, value = GIVEN[name]
     path = tmp_path / "recipe.toml"
     path.write_text(f"model = 'model.onnx'\nloss.kind = 'cross_entropy'\n{text}\n")
@@ -101,14 +101,14 @@ def test_a_recipe_and_an_option_say_the_same(name: str, tmp_path: Path) -> None:
     assert spec.canonical_json() != plain.canonical_json()
 
 
-def test_every_field_can_be_given() -> None:
+def test_every_field_can_be_given():
     fields = {field.name for field in dataclasses.fields(BuildSpec)}
     assert {each.name for each in options()} == fields - {"model"}
     # A head has a command of its own.
     assert fields - set(GIVEN) == {"model", "loss", "ort_format", "head"}
 
 
-def test_the_call_takes_every_field() -> None:
+def test_the_call_takes_every_field():
     """By its name and with its default."""
     taken = inspect.signature(build_package).parameters
     for each in options():
@@ -117,7 +117,7 @@ def test_the_call_takes_every_field() -> None:
     assert len(taken) == 3 + len(options())
 
 
-def test_every_option_is_in_the_schema_and_in_help() -> None:
+def test_every_option_is_in_the_schema_and_in_help():
     """Every flag is an option of the command, every key stands in the schema with its text."""
     schema = json_schema()
     command = typer.main.get_command(app).commands["build"]  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ def _descriptions(schema: dict[str, Any], table: str, key: str) -> set[str]:
     return {schema["$defs"][kind]["properties"][key]["description"] for kind in kinds}
 
 
-def test_the_manifest_has_a_field_for_every_option_that_is_recorded() -> None:
+def test_the_manifest_has_a_field_for_every_option_that_is_recorded():
     """The runtime's record knows nothing of the declarations, and is no part of them."""
     fields = {field.name for field in dataclasses.fields(Manifest)}
     recorded = {each.manifest for each in options() if each.manifest}
@@ -153,7 +153,7 @@ def test_the_manifest_has_a_field_for_every_option_that_is_recorded() -> None:
     assert recorded <= manifest_schema()["properties"].keys()
 
 
-def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_what_a_manifest_records_is_what_was_asked_for(tmp_path):
     asked: dict[str, Any] = {
         "loss": "mse", "accumulation_steps": 3, "clip_norm": 0.5, "sessions": "small",
         "groups": ("*bias:lr=2",), "schedule": "cosine:floor=0.5", "optimizer": "sgd",
@@ -177,7 +177,7 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     ({"onnxruntime": "new"}, "bad-version"), ({"schedule": 3}, "bad-argument"),
     ({"head": "mean"}, "bad-argument"),
 ])  # fmt: skip
-def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
+def test_bounds_are_checked_wherever_a_value_comes_from(wrong, code):
     with refused(code, what=next(iter(wrong))) as error:
         BuildSpec(MODEL, "mse", **wrong)
     assert error.value.hint
@@ -199,7 +199,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_build_package_names_it(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_build_package_names_it(wrong, tmp_path):
     arguments: dict[str, Any] = {"loss": "cross_entropy", **wrong}
     with refused("bad-argument") as error:
         build_package(zoo.mlp((4, 3, 2)), tmp_path / "p", **arguments)
@@ -209,7 +209,7 @@ def test_build_package_names_it(wrong: dict[str, Any], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_optimizer_goes_by_its_name_or_as_an_object(tmp_path: Path) -> None:
+def test_an_optimizer_goes_by_its_name_or_as_an_object(tmp_path):
     for name, given in (("a", {"optimizer": optimizers.SGD(momentum=0.9)}), ("b", {
         "optimizer": "sgd", "optimizer_options": {"momentum": 0.9},
     })):  # fmt: skip
@@ -218,7 +218,7 @@ def test_an_optimizer_goes_by_its_name_or_as_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [3, None, b"p"])
-def test_a_folder_that_is_no_path(folder: Any) -> None:
+def test_a_folder_that_is_no_path(folder):
     with pytest.raises(OdtpackError, match="folder cannot be"):
         build_package(zoo.mlp((4, 3, 2)), folder, loss="mse")
 
@@ -229,7 +229,7 @@ def test_a_folder_that_is_no_path(folder: Any) -> None:
      {"additional_output_names": 3}, {"requires_grad": 3}],
     ids=str,
 )  # fmt: skip
-def test_generate_artifacts_names_it(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_generate_artifacts_names_it(wrong, tmp_path):
     arguments: dict[str, Any] = {
         "requires_grad": ["fc1.weight"], "artifact_directory": tmp_path,
         "loss": artifacts.LossType.MSELoss, **wrong,
@@ -259,9 +259,7 @@ class Real(float):
     [(Text("a"), "a"), (np.str_("b"), "b"), (Whole(3), 3), (Real(0.5), 0.5), (np.bool_(True), 1)],
     ids=lambda value: type(value).__name__,
 )
-def test_a_property_of_a_derived_type_is_saved_as_its_base(
-    value: Any, expected: object, tmp_path: Path
-) -> None:
+def test_a_property_of_a_derived_type_is_saved_as_its_base(value, expected, tmp_path):
     build_package(zoo.mlp((4, 3, 2)), tmp_path / "p", loss="cross_entropy")
     state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
     state.properties[Text("name")] = value

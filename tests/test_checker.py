@@ -66,7 +66,7 @@ def _check(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packages_and_exported_models(name: str, tmp_path: Path) -> None:
+def test_packages_and_exported_models(name, tmp_path):
     model, package = MODELS[name](tmp_path), tmp_path / "package"
     build_package(model, package, loss="cross_entropy", ort_format=OrtFormat(), frozen_storage=None)
     output = onnx.load(model).graph.output[0].name
@@ -87,7 +87,7 @@ def test_packages_and_exported_models(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_artifacts(name: str, tmp_path: Path) -> None:
+def test_artifacts(name, tmp_path):
     model, folder = MODELS[name](tmp_path), tmp_path / "artifacts"
     names = trainable_names(onnx.load(model)) if name == "zoo" else ["*"]
     generate_artifacts(
@@ -128,7 +128,7 @@ def is_young(thing: object) -> bool:
 
 
 @pytest.mark.usefixtures("nothing_frozen")
-def test_the_next_build_frees_what_one_left() -> None:
+def test_the_next_build_frees_what_one_left():
     left = leave_a_knot()
     knot = left()
     assert knot is not None
@@ -139,7 +139,7 @@ def test_the_next_build_frees_what_one_left() -> None:
     assert left() is None
 
 
-def test_what_a_program_froze_stays_frozen() -> None:
+def test_what_a_program_froze_stays_frozen():
     before = gc.get_freeze_count()
     assert before > 10_000  # by tests/conftest.py
     left = leave_a_knot()
@@ -148,7 +148,7 @@ def test_what_a_program_froze_stays_frozen() -> None:
     assert left() is None
 
 
-def test_frozen_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_objects_are_counted_once(monkeypatch):
     counted: list[int] = []
     monkeypatch.setattr(_Collector, "frozen", False)
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
@@ -157,7 +157,7 @@ def test_frozen_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counted == [1]
 
 
-def test_a_paused_collector_stays_paused() -> None:
+def test_a_paused_collector_stays_paused():
     gc.disable()
     try:
         leave_a_knot()
@@ -182,11 +182,11 @@ def model(text: str, opset: int = 13) -> ir.Model:
     ("(float16[4] x) => (float16[4] y) { y = Clip(x) }", "1.8"),  # computed as float
     ("(int32[4] x) => (int32[4] y) { y = Clip(x) }", "1.14"),
 ])  # fmt: skip
-def test_types_count(text: str, release: str) -> None:
+def test_types_count(text, release):
     assert oldest_runtime([model(text)]).name == release
 
 
-def test_types_inside_bodies_count() -> None:
+def test_types_inside_bodies_count():
     text = """(bool c, int32[4] x) => (int32[4] y) {
       y = If (c) <then_branch = t () => (int32[4] a) { a = Clip(x) },
                   else_branch = e () => (int32[4] b) { b = Identity(x) }> }"""
@@ -195,19 +195,19 @@ def test_types_inside_bodies_count() -> None:
     assert need.why == "Clip of opset 13 with int32"
 
 
-def test_a_release_that_knows_an_opset_may_lack_its_kernels() -> None:
+def test_a_release_that_knows_an_opset_may_lack_its_kernels():
     need = oldest_runtime([model("(float[4] x) => (float[4] y) { y = Identity(x) }", opset=19)])
     assert targets.lowest_target(19).name == "1.15"
     assert (need.name, need.why) == ("1.16", "Identity of opset 19")
 
 
-def test_all_that_is_too_new_is_named() -> None:
+def test_all_that_is_too_new_is_named():
     text = "(int32[4] x) => (int32[4] y) { z = Clip(x)  y = Identity(z) }"
     with pytest.raises(OdtpackError, match=r"Identity of opset 19.*; Clip of opset 13 with int32"):
         require("1.13", oldest_runtime([model(text, opset=19)]))
 
 
-def test_the_demo_says_what_loads_it(tmp_path: Path) -> None:
+def test_the_demo_says_what_loads_it(tmp_path):
     demo = zoo.cnn(size=8, width=(16, 32))
     assert build_package(demo, tmp_path / "p", loss="cross_entropy").minimum_onnxruntime == "1.12"
     with pytest.raises(OdtpackError, match=r"1\.11.*1\.12") as error:
@@ -217,7 +217,7 @@ def test_the_demo_says_what_loads_it(tmp_path: Path) -> None:
     build_package(demo, tmp_path / "q", loss="cross_entropy", onnxruntime="1.12")
 
 
-def test_files_in_ort_format_count(tmp_path: Path) -> None:
+def test_files_in_ort_format_count(tmp_path):
     mlp = zoo.mlp((6, 5, 4))
     built = build_package(
         mlp, tmp_path / "p", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.16"
@@ -233,14 +233,14 @@ def test_files_in_ort_format_count(tmp_path: Path) -> None:
     assert Package.open(tmp_path / "q").manifest.minimum_onnxruntime == "1.16"
 
 
-def test_the_targets_are_those_of_the_table() -> None:
+def test_the_targets_are_those_of_the_table():
     for release, formats in TABLE["formats"].items():
         version = targets.parsed(release)[:2]
         newest = [target for target in targets.TARGETS if target.version <= version][-1]
         assert (newest.opset, newest.ir_version) == (formats["opset"], formats["ir_version"])
 
 
-def test_the_table_has_the_kernels_of_the_installed_release() -> None:
+def test_the_table_has_the_kernels_of_the_installed_release():
     """Every kernel that this ONNX Runtime lists is in the table, at some release.
 
     A release may be newer than the table: it still has all that takes float32.

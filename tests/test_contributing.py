@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, ran(sys.executable, "-c", PROGRAM, words, cwd=folder, env=environment).stdout
 
 
-def test_a_loss_is_one_file(made: tuple[Path, str]) -> None:
+def test_a_loss_is_one_file(made):
     folder, _ = made
     manifest = json.loads((folder / "package" / "manifest.json").read_text())
     assert manifest["loss"] == "log_cosh"
@@ -77,7 +77,7 @@ def test_a_loss_is_one_file(made: tuple[Path, str]) -> None:
     assert fresh.eval()(x, target) < 0.5 * loss
 
 
-def test_what_follows_from_the_declaration(made: tuple[Path, str]) -> None:
+def test_what_follows_from_the_declaration(made):
     folder, said = made
     assert "log_cosh" in said.split("====")[1]  # of --help
     models = [(folder / name / "training_model.onnx").read_bytes()
@@ -86,25 +86,25 @@ def test_what_follows_from_the_declaration(made: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("name", re.findall(r"`([\w/]+\.py)`", CONTRIBUTING))
-def test_the_files_to_copy_from_exist(name: str) -> None:
+def test_the_files_to_copy_from_exist(name):
     rooms = ("packager", "runtime", "tests")
     assert (ROOT / name).exists() or any(any((ROOT / room).rglob(name)) for room in rooms)
 
 
 @pytest.mark.parametrize("room", re.findall(r"^- `(\w+)`", CONTRIBUTING, re.M))
-def test_the_rooms_exist(room: str) -> None:
+def test_the_rooms_exist(room):
     roots = (ROOT / "packager/odtpack", ROOT / "runtime/odtpack_runtime")
     assert any((root / room).is_dir() for root in (*roots, ROOT / "runtime/odtpack_simulator"))
 
 
-def test_every_room_is_on_the_map() -> None:
+def test_every_room_is_on_the_map():
     roots = ("packager/odtpack", "runtime/odtpack_runtime", "runtime/odtpack_simulator")
     rooms = {path.parent.name for root in roots for path in ROOT.glob(f"{root}/*/__init__.py")}
     assert rooms <= set(re.findall(r"`(\w+)`", CONTRIBUTING))
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(p.name for p in GUIDES.glob("*.md"))])
-def test_a_page_begins_with_how_to_install(page: str) -> None:
+def test_a_page_begins_with_how_to_install(page):
     path = ROOT / page if page == "README.md" else GUIDES / page
     assert "pip install ./runtime ." in "\n".join(path.read_text().splitlines()[:14])
 
@@ -113,14 +113,14 @@ PUBLIC = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", (ROOT / "docs/stability.md").
 
 
 @pytest.mark.parametrize(("module", "names"), PUBLIC)
-def test_public_names_exist_and_are_documented(module: str, names: str) -> None:
+def test_public_names_exist_and_are_documented(module, names):
     found = import_module(module)
     for name in re.findall(r"`(\w+)`", names):
         value = getattr(found, name)
         assert not callable(value) or value.__doc__, name
 
 
-def test_what_modules_export_is_public() -> None:
+def test_what_modules_export_is_public():
     """The names in ``__all__`` of what users import are those of the page."""
     listed = {module: set(re.findall(r"`(\w+)`", names)) for module, names in PUBLIC}
     for module in (

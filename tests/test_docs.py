@@ -121,7 +121,7 @@ MARKS = {"from-onnxruntime-training": pytest.mark.peer} | dict.fromkeys(LONG, py
         for page in GUIDES
     ],
 )
-def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, run: Run) -> None:
+def test_the_commands_of_a_guide_run_in_order(guide, folder, run):
     if guide.stem in ("app-developer", "simulation"):
         build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
         odtpack(run, build, folder)
@@ -164,7 +164,7 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, run: Ru
     assert commands or programs
 
 
-def test_the_python_guide_prints_what_it_shows(tmp_path: Path) -> None:
+def test_the_python_guide_prints_what_it_shows(tmp_path):
     """Its blocks are one program, and what stands under each is what that prints."""
     shutil.copy(demo.MODEL, tmp_path / "factory.onnx")  # the demo trains it before
     demo.write_data(demo.read_digits(), tmp_path / "digits.npz")
@@ -177,14 +177,14 @@ def test_the_python_guide_prints_what_it_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code has no links
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_decisions_name_files_that_exist() -> None:
+def test_decisions_name_files_that_exist():
     for page in sorted((ROOT / "docs" / "adr").glob("*.md")):
         for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:py|h|cpp|md))`", page.read_text()):
             found = [ROOT / name, ROOT / "packager" / name, ROOT / "packager" / "odtpack" / name]
@@ -192,19 +192,19 @@ def test_decisions_name_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_generated_pages_are_fresh(page: Path) -> None:
+def test_generated_pages_are_fresh(page):
     assert page.read_text() == PAGES[page](), "run: python -m scripts.generate_docs"
     # A line that begins with a mark is HTML to Markdown, and its text would be shown as it stands.
     assert not re.search(r"^<!-- .*-->.", page.read_text(), re.M)
 
 
-def test_readme_shows_the_commands_that_the_makefile_has() -> None:
+def test_readme_shows_the_commands_that_the_makefile_has():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake (\w+)", readme)):
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_readme_options_exist(run: Run) -> None:
+def test_readme_options_exist(run):
     """Every option that the README names is one of that command."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     for command, rest in re.findall(r"^odtpack ((?:fleet )?\w+)(.*)$", text, re.M):
@@ -213,7 +213,7 @@ def test_readme_options_exist(run: Run) -> None:
             assert option in help_text, f"odtpack {command} {option}"
 
 
-def test_every_loss_and_option_is_described() -> None:
+def test_every_loss_and_option_is_described():
     text = (ROOT / "docs" / "losses.md").read_text()
     rows = {row[0]: row[-1] for row in re.findall(r"^\| `(\w+)` \|(.*) \|(.*)\|$", text, re.M)}
     for name, loss in LOSSES.items():
@@ -226,7 +226,7 @@ def test_every_loss_and_option_is_described() -> None:
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_federated_average_learns(tmp_path: Path) -> None:
+def test_federated_average_learns(tmp_path):
     spec = importlib.util.spec_from_file_location("example", EXAMPLES / "federated_average.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -306,7 +306,7 @@ def literals(node: ast.expr) -> Iterator[str | None]:
         yield given if isinstance(given, str) else None
 
 
-def test_every_code_is_in_the_table_and_is_raised() -> None:
+def test_every_code_is_in_the_table_and_is_raised():
     places = [*raised()]
     found = {code for _, _, code in places if code is not None}
     assert len(found) > 200
@@ -329,13 +329,13 @@ def kit_codes() -> set[str]:
     return set(re.findall(RAISED, text)) | (quoted & set(error_codes()))
 
 
-def test_the_table_says_which_codes_the_kits_raise() -> None:
+def test_the_table_says_which_codes_the_kits_raise():
     found = kit_codes()
     assert len(found) > 80
     assert found == {code for code, entry in error_codes().items() if entry.kits}
 
 
-def test_entries_are_sentences_in_order() -> None:
+def test_entries_are_sentences_in_order():
     codes = error_codes()
     assert [*codes] == sorted(codes)
     for code, entry in codes.items():
@@ -344,12 +344,12 @@ def test_entries_are_sentences_in_order() -> None:
         assert entry.hint is None or not entry.hint.removesuffix("...").endswith("."), code
 
 
-def test_an_error_takes_the_hint_of_its_code() -> None:
+def test_an_error_takes_the_hint_of_its_code():
     assert OdtpackError("onnx-missing", "onnx is not there").hint == "pip install onnx"
     assert OdtpackError("onnx-missing", "not there", hint="ask").hint == "ask"
 
 
-def test_a_printed_error_says_how_to_read_more(run: Run) -> None:
+def test_a_printed_error_says_how_to_read_more(run):
     said = run("build", "absent.onnx", "--loss", "mse", "--out", "package", code=2).err
     last = said.splitlines()[-1]
     assert last == "  see: odtpack explain model-not-found"
@@ -363,7 +363,7 @@ def table() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("code", error_codes())
-def test_every_code_has_a_page_and_an_explanation(code: str, run: Run) -> None:
+def test_every_code_has_a_page_and_an_explanation(code, run):
     """Both hold every field of the table."""
     entry = table()[code]
     fields = [entry["means"], entry.get("hint") or entry["fix"]]
@@ -381,12 +381,12 @@ def test_every_code_has_a_page_and_an_explanation(code: str, run: Run) -> None:
     assert given["code"] == code
 
 
-def test_an_unknown_code_names_the_nearest(run: Run) -> None:
+def test_an_unknown_code_names_the_nearest(run):
     assert "did you mean data-shape" in run("explain", "data-shapes", code=2).err
     found = run("explain", "error[data-shape]:", "--json", code=0).json()
     assert found["code"] == "data-shape"
 
 
-def test_without_a_code_all_are_listed(run: Run) -> None:
+def test_without_a_code_all_are_listed(run):
     codes = run("explain", "--json", code=0).json()["codes"]
     assert [entry["code"] for entry in codes] == [*error_codes()]

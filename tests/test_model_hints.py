@@ -17,7 +17,6 @@ from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
-from tests.command import Run
 from tests.model_text import drawn, parsed
 from tests.packaging_tools import built_training, open_training
 from tests.refused import refused
@@ -33,7 +32,7 @@ def _roles(manifest: Manifest) -> dict[str, str]:
     return {parameter.name: parameter.role for parameter in manifest.parameters}
 
 
-def test_declared_sizes_are_hints(tmp_path: Path) -> None:
+def test_declared_sizes_are_hints(tmp_path):
     """Logits that are declared [batch, vocabulary] and are [batch * sequence, vocabulary]."""
     model = _model(
         """(int64[batch, sequence] input) => (float[batch, 7] logits) <int64[2] s = {-1, 4}> {
@@ -49,7 +48,7 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
     assert float(module(tokens, labels)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_sizes_that_inference_confirms_are_held_to(tmp_path: Path) -> None:
+def test_sizes_that_inference_confirms_are_held_to(tmp_path):
     model = _model("(float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
     _, module, _ = built_training(model, tmp_path / "package")
     with pytest.raises(OdtpackError, match="'batch' is 2 in input 'x' and 3 in input 'labels'"):
@@ -60,7 +59,7 @@ TWO_HEADS = """(float[N, 4] x) => (float[N, 3] y, float[N, 2] z) {
     y = MatMul(x, first) z = MatMul(x, second) }"""
 
 
-def test_freeze_what_no_gradient_reaches(tmp_path: Path) -> None:
+def test_freeze_what_no_gradient_reaches(tmp_path):
     model = _model(TWO_HEADS, first=(4, 3), second=(4, 2))
     manifest = build_package(model, tmp_path / "package", loss="cross_entropy", freeze=["sec*"])
     assert _roles(manifest) == {"first": "trainable"}
@@ -73,7 +72,7 @@ SCALED = """(float[N, 4] x) => (float[N, 3] y)
     h = MatMul(x, w) c = Mul(h, logit_scale) p = Pow(c, power) y = Add(p, eps) }"""
 
 
-def test_scalar_parameters(tmp_path: Path, run: Run) -> None:
+def test_scalar_parameters(tmp_path, run):
     model = _model(SCALED, w=(4, 3))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
@@ -110,7 +109,7 @@ def _artifacts(folder: Path, **arguments: object) -> Manifest:
     return Manifest.from_json((folder / "manifest.json").read_bytes(), "manifest.json")
 
 
-def test_what_a_block_creates_is_trained(tmp_path: Path) -> None:
+def test_what_a_block_creates_is_trained(tmp_path):
     head = {"linear.weight": "trainable", "linear.bias": "trainable"}
     manifest = _artifacts(tmp_path / "one", requires_grad=["body.b"], loss=_Head())
     assert _roles(manifest) == {"body.b": "trainable", **head}
@@ -119,7 +118,7 @@ def test_what_a_block_creates_is_trained(tmp_path: Path) -> None:
     assert _roles(manifest) == {"linear.weight": "trainable", "linear.bias": "frozen"}
 
 
-def test_what_a_training_block_creates_is_trained() -> None:
+def test_what_a_training_block_creates_is_trained():
     class Net(TrainingBlock):
         def build(self, name: str) -> str:
             result: str = CrossEntropyLoss()(blocks.Linear(4, 2)(name))
@@ -131,7 +130,7 @@ def test_what_a_training_block_creates_is_trained() -> None:
     assert [tensor.name for tensor in net.parameters()[0]] == ["linear.weight", "linear.bias"]
 
 
-def test_globs_in_requires_grad(tmp_path: Path) -> None:
+def test_globs_in_requires_grad(tmp_path):
     assert _roles(_artifacts(tmp_path / "all", requires_grad=["body.*"])) == {
         "body.a": "trainable", "body.b": "trainable",
     }  # fmt: skip
@@ -142,7 +141,7 @@ def test_globs_in_requires_grad(tmp_path: Path) -> None:
 SEQUENCE = "(float[batch, %s, 4] x) => (float[batch, %s, 5] y) { y = MatMul(x, w) }"
 
 
-def test_cross_entropy_says_which_axis_it_takes(tmp_path: Path) -> None:
+def test_cross_entropy_says_which_axis_it_takes(tmp_path):
     said: list[str] = []
     model = _model(SEQUENCE % (6, 6), w=(4, 5))
     build_package(model, tmp_path / "package", loss="cross_entropy", remark=said.append)
@@ -152,7 +151,7 @@ def test_cross_entropy_says_which_axis_it_takes(tmp_path: Path) -> None:
     ]
 
 
-def test_classes_are_on_the_only_axis_of_a_known_length(tmp_path: Path) -> None:
+def test_classes_are_on_the_only_axis_of_a_known_length(tmp_path):
     said: list[str] = []
     model = _model(SEQUENCE % ("sequence", "sequence"), w=(4, 5))
     manifest = build_package(model, tmp_path, loss="cross_entropy", remark=said.append)
@@ -165,9 +164,7 @@ def test_classes_are_on_the_only_axis_of_a_known_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "layout"), [(6, "NLC"), (5, None)])
-def test_labels_of_the_model_say_where_the_classes_are(
-    count: int, layout: str | None, tmp_path: Path
-) -> None:
+def test_labels_of_the_model_say_where_the_classes_are(count, layout, tmp_path):
     """Of scores [batch, 6, 5], labels [batch, 6] leave the last axis; [batch, 5] leave axis 1."""
     model = _model(
         f"(float[batch, 6, 4] x, int64[batch, {count}] t) => (float[batch, 6, 5] y)"
@@ -181,9 +178,7 @@ def test_labels_of_the_model_say_where_the_classes_are(
     ("cross_entropy", {}, 1), ("cross_entropy", {"layout": "NLC"}, 2),
     ("next_token", {}, None), ("ctc", {}, None),
 ])  # fmt: skip
-def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(
-    loss: str, options: dict[str, str], scores: int | None, tmp_path: Path
-) -> None:
+def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(loss, options, scores, tmp_path):
     """All sizes of [batch, 5, 5] fit."""
     model = _model(SEQUENCE % (5, 5), w=(4, 5))
     manifest = build_package(model, tmp_path, loss=loss, loss_options=options, outputs=("y",))
@@ -191,9 +186,7 @@ def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(
 
 
 @pytest.mark.parametrize(("length", "options"), [("sequence", {}), (6, {"layout": "NLC"})])
-def test_the_accuracy_of_a_token_classifier(
-    length: str | int, options: dict[str, str], tmp_path: Path, run: Run
-) -> None:
+def test_the_accuracy_of_a_token_classifier(length, options, tmp_path, run):
     """The model gives [batch, sequence, classes], and some labels do not count."""
     model = _model(SEQUENCE % (length, length), w=(4, 5))
     manifest = build_package(
@@ -211,7 +204,7 @@ def test_the_accuracy_of_a_token_classifier(
     assert [value.name for value in onnx.load(tmp_path / "model.onnx").graph.output] == ["y"]
 
 
-def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
+def test_cross_entropy_refuses_classes_of_any_number(tmp_path):
     model = _model(
         "(float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
     )
@@ -219,7 +212,7 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
         build_package(model, tmp_path / "package", loss="cross_entropy")
 
 
-def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
+def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path):
     """All weights are Constant nodes, and one number alone is also what a factor looks like."""
     model = _model("""(float[N, 1, 4, 4] x) => (float[N, 1, 2, 2] y) {
         w = Constant<value = float[1, 1, 3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>()
@@ -230,7 +223,7 @@ def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
     assert _roles(manifest) == {"w": "trainable", "b": "trainable"}
 
 
-def test_a_matrix_in_a_constant_beside_initializers_is_named(tmp_path: Path, run: Run) -> None:
+def test_a_matrix_in_a_constant_beside_initializers_is_named(tmp_path, run):
     text = """(float[N, 2] x) => (float[N, 2] y) {
         last = Constant<value = float[2, 2] {1, 2, 3, 4}>()
         h = MatMul(x, w) y = MatMul(h, last) }"""
@@ -245,7 +238,7 @@ def test_a_matrix_in_a_constant_beside_initializers_is_named(tmp_path: Path, run
 
 
 @pytest.mark.parametrize("row", [True, False])
-def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None:
+def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row):
     model = _model(
         """(int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
         table=(4, 3), w=(3, 2),
@@ -256,7 +249,7 @@ def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None
     assert candidates(load_model(model)) == (["table", "w"] if row else ["w"])
 
 
-def test_scales_of_every_rank_are_settings() -> None:
+def test_scales_of_every_rank_are_settings():
     model = _model(
         """(float[N, 3] x) => (float[N, 2] y) <int8[2] zero = {0, 0}> {
             q = QuantizeLinear<axis = 1>(h, scale, zero)
@@ -271,7 +264,7 @@ def test_scales_of_every_rank_are_settings() -> None:
 
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
-def test_ctc_says_which_axis_is_time(layout: str, tmp_path: Path, run: Run) -> None:
+def test_ctc_says_which_axis_is_time(layout, tmp_path, run):
     model = _model("(float[N, T, 6] x) => (float[N, T, 5] y) { y = MatMul(x, w) }", w=(6, 5))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -18,8 +17,8 @@ from tests.onnx_torch import Interpreter
 
 
 def test_a_missing_python_is_an_error_and_the_other_releases_are_set_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     monkeypatch.setattr(old_runtimes, "CACHE", tmp_path)
     monkeypatch.setattr(old_runtimes, "_works", lambda python: python == "python3.11")
     ran = []
@@ -38,9 +37,7 @@ def test_a_missing_python_is_an_error_and_the_other_releases_are_set_up(
     assert not (tmp_path / "1.12" / ".ready").exists()
 
 
-def test_a_release_that_pip_cannot_install_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_release_that_pip_cannot_install_is_an_error(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(old_runtimes, "CACHE", tmp_path)
     monkeypatch.setattr(old_runtimes, "_works", lambda python: True)
 
@@ -85,7 +82,7 @@ WEIGHTS = {"w": (4, 3, 3, 2), "v": (4, 2, 2, 3), "wl": (2, 16, 21), "rl": (2, 16
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_oracle_computes_what_onnx_defines(name: str) -> None:
+def test_the_oracle_computes_what_onnx_defines(name):
     read = [each for each in WEIGHTS if re.search(rf" {each}[,)]", GRAPHS[name])]
     values = drawn(np.random.default_rng(1), **{each: WEIGHTS[each] for each in read})
     model = parsed(f"(float[2, 3, 6, 7] x) => (float y) {{ {GRAPHS[name]} }}", **values)
@@ -101,7 +98,7 @@ def test_the_oracle_computes_what_onnx_defines(name: str) -> None:
             assert oracle.constants[tensor.name].grad.norm() > 0, tensor.name
 
 
-def test_the_list_is_well_formed() -> None:
+def test_the_list_is_well_formed():
     listed = models()
     assert len(listed) == 30
     assert len({model.sha256 for model in listed}) == 30
@@ -114,7 +111,7 @@ def test_the_list_is_well_formed() -> None:
 # What `make kits` says at its end: which kits ran, and why others did not.
 
 
-def test_what_ran_and_what_did_not_is_said_with_the_reason() -> None:
+def test_what_ran_and_what_did_not_is_said_with_the_reason():
     ran = Ran()
     ran.add("tests/kits/test_cpp.py::test_a", "passed", "")
     ran.add("tests/kits/test_cpp.py::test_b", "failed", "")
@@ -132,7 +129,7 @@ def test_what_ran_and_what_did_not_is_said_with_the_reason() -> None:
     assert "Kotlin and Java on the JVM: not asked for" in did_not
 
 
-def test_a_later_run_of_some_tests_changes_those_only(tmp_path: Path) -> None:
+def test_a_later_run_of_some_tests_changes_those_only(tmp_path):
     path = tmp_path / "build" / "ran.json"
     first, later = Ran(), Ran()
     first.add("tests/kits/test_js.py::test_a", "failed", "")

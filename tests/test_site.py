@@ -14,7 +14,7 @@ from tests.reports.browser import CHROMIUM, Browser
 ROOT = Path(__file__).parents[1]
 
 
-def test_links_of_the_forge_lead_to_the_same_page_of_the_site() -> None:
+def test_links_of_the_forge_lead_to_the_same_page_of_the_site():
     readme = "[a](docs/memory.md#x) ![b](docs/images/report.png) [c](docs/adr/) [d](#here)"
     assert adapt_links(readme, "README.md", "index.md") == (
         "[a](memory.md#x) ![b](images/report.png) [c](adr/index.md) [d](#here)"
@@ -29,7 +29,7 @@ def test_links_of_the_forge_lead_to_the_same_page_of_the_site() -> None:
     assert "[b](../../CONTRIBUTING.md)" in adapted  # code stays as it is
 
 
-def test_the_site_has_the_colours_of_the_reports() -> None:
+def test_the_site_has_the_colours_of_the_reports():
     site, reports = site_theme(), THEME.read_text("utf-8")
     values = re.findall(r"--[\w-]+: [^;]+", reports)
     assert len(values) >= 40
@@ -40,7 +40,7 @@ def test_the_site_has_the_colours_of_the_reports() -> None:
     assert set(re.findall(r"var\((--[\w-]+)\)", own)) <= {value.split(":")[0] for value in values}
 
 
-def test_the_reference_has_every_public_module() -> None:
+def test_the_reference_has_every_public_module():
     modules = public_names()
     assert {"odtpack_runtime", "odtpack.build", "odtpack_simulator"} <= set(modules)
     for module, names in modules.items():
@@ -48,7 +48,7 @@ def test_the_reference_has_every_public_module() -> None:
         assert [f"::: {module}.{name}" in page for name in names] == [True] * len(names)
 
 
-def test_the_check_finds_what_is_broken(tmp_path: Path) -> None:
+def test_the_check_finds_what_is_broken(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.html").write_text('<p id="there"><a href="sub/b.html#x">b</a><a href="#there">')
     (tmp_path / "sub" / "b.html").write_text('<h2 id="x"></h2><a href="../a.html">a</a>')
@@ -72,7 +72,7 @@ def site() -> Path:
 
 
 @pytest.mark.docs
-def test_the_built_site_is_complete_and_has_no_broken_link(site: Path) -> None:
+def test_the_built_site_is_complete_and_has_no_broken_link(site):
     checked, broken = check(site)
     assert broken == []
     assert checked > 10_000
@@ -83,7 +83,7 @@ def test_the_built_site_is_complete_and_has_no_broken_link(site: Path) -> None:
 @pytest.mark.docs
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_the_site_fits_a_phone_and_works_without_a_server(site: Path, tmp_path: Path) -> None:
+def test_the_site_fits_a_phone_and_works_without_a_server(site, tmp_path):
     pages = ["index", "errors", "devices", "memory", "contributing"]
     pages += ["reference/python/odtpack_runtime"]
     with Browser(tmp_path) as browser:

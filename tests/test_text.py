@@ -76,9 +76,7 @@ def made(folder: Path, rows: list[Any], spec: TextSpec) -> dict[str, np.ndarray]
 @needs_peft
 @pytest.mark.parametrize("template", GENERATION)
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_tokens_and_labels_are_those_of_transformers(
-    kind: str, template: str, tmp_path: Path
-) -> None:
+def test_tokens_and_labels_are_those_of_transformers(kind, template, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     ours = tokenizer(kind)
@@ -118,7 +116,7 @@ def test_tokens_and_labels_are_those_of_transformers(
     "{{ strftime_now('%Y %B') }}",
     "{% if tools is not none or documents is not none %}tools{% endif %}{{ [1] | tojson }}",
 ])  # fmt: skip
-def test_templates_are_rendered_as_by_transformers(template: str) -> None:
+def test_templates_are_rendered_as_by_transformers(template):
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (messages,) = conversations(1)
@@ -127,16 +125,14 @@ def test_templates_are_rendered_as_by_transformers(template: str) -> None:
     assert found.replace(_BEGIN, "").replace(_END, "") == expected
 
 
-def test_a_template_stays_in_its_sandbox() -> None:
+def test_a_template_stays_in_its_sandbox():
     inside = "{{ strftime_now.__globals__['json'] }}{{ ''.__class__.__mro__[1].__subclasses__() }}"
     for template in (inside, f"{{% generation %}}{inside}{{% endgeneration %}}"):
         with pytest.raises(ValueError, match="unsafe"):
             _renderer(template, "", "")([], False)
 
 
-def test_a_template_that_never_ends_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_never_ends_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.Limits, "of", lambda _: worker.Limits(seconds=2))
     template = tmp_path / "template.jinja"
     template.write_text("{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2)
@@ -145,7 +141,7 @@ def test_a_template_that_never_ends_is_ended(
         made(tmp_path, [{"prompt": "a", "answer": "b"}], TextSpec(str(tokens), 64, str(template)))
 
 
-def test_an_end_that_is_no_token_is_refused_where_it_is_written(tmp_path: Path) -> None:
+def test_an_end_that_is_no_token_is_refused_where_it_is_written(tmp_path):
     path = saved(tokenizer("bpe"), tmp_path / "t")
     path.with_name("tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     answer = [{"prompt": "a", "answer": "b"}]
@@ -156,7 +152,7 @@ def test_an_end_that_is_no_token_is_refused_where_it_is_written(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_plain_rows_are_their_texts_with_an_end(kind: str, tmp_path: Path) -> None:
+def test_plain_rows_are_their_texts_with_an_end(kind, tmp_path):
     ours = tokenizer(kind)
     spec = TextSpec(str(saved(ours, tmp_path / "t")), 400, end="<|im_end|>", answer_field="reply")
     some = texts(20, seed=4)
@@ -176,7 +172,7 @@ def test_plain_rows_are_their_texts_with_an_end(kind: str, tmp_path: Path) -> No
             assert 0 <= prompt + 1 - np.argmax(learned) <= 1
 
 
-def test_what_is_too_long_loses_the_start_of_the_prompt_first() -> None:
+def test_what_is_too_long_loses_the_start_of_the_prompt_first():
     ids = [*range(10, 20)]
     for answer in range(10):  # tokens of the answer
         labels = (10 - answer) * [IGNORED] + ids[10 - answer :]
@@ -197,7 +193,7 @@ def test_what_is_too_long_loses_the_start_of_the_prompt_first() -> None:
                 assert kept[start:] == [*range(kept[start], kept[start] + len(kept) - start)]
 
 
-def test_packed_samples_learn_the_same_tokens(tmp_path: Path) -> None:
+def test_packed_samples_learn_the_same_tokens(tmp_path):
     path = str(saved(tokenizer("bpe"), tmp_path / "t"))
     rows = [{"text": each} for each in texts(60, seed=5)]
     apart, packed = (
@@ -227,7 +223,7 @@ def test_packed_samples_learn_the_same_tokens(tmp_path: Path) -> None:
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize("name", ["genai-llama-tied-fp32", "optimum-llama-tied-past"])
-def test_ten_steps_agree_with_peft_on_answers_only(name: str, tmp_path: Path) -> None:
+def test_ten_steps_agree_with_peft_on_answers_only(name, tmp_path):
     ours = tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9])
     assert ours.get_vocab_size() <= VOCABULARY
     pairs = [("abc opq", "xyz rst uvw"), ("ijklmn", "abcdefgh"), ("rst", "opq opq xyz ab cd ef")]

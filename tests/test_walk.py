@@ -11,7 +11,7 @@ from scripts import walk
 @pytest.mark.skipif(
     walk.ROOT not in Path(odtpack.__file__).parents, reason="odtpack is not imported from the tree"
 )
-def test_visits_and_revisits() -> None:
+def test_visits_and_revisits():
     imported = walk.files()
     leaves = {path for path, names in imported.items() if not names}
     visits = walk.trace(imported.keys() - leaves)
@@ -21,7 +21,7 @@ def test_visits_and_revisits() -> None:
     assert len(visits) - len(set(visits)) <= 14
 
 
-def test_a_leaf_imports_nothing_of_ours_but_errors() -> None:
+def test_a_leaf_imports_nothing_of_ours_but_errors():
     imported = walk.files()
     names = {path.rpartition("packager/")[2]: found for path, found in imported.items()}
     assert not names["odtpack/targets.py"]

@@ -62,7 +62,7 @@ def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("opset", [12, 13, 17, 21])
 @pytest.mark.parametrize("case", SMALL)
-def test_forward_equals_pytorch(case: str, opset: int) -> None:
+def test_forward_equals_pytorch(case, opset):
     name, arguments = SMALL[case]
     model = zoo.MODELS[name](**arguments, opset=opset)
     scatter_parameters(model)
@@ -73,7 +73,7 @@ def test_forward_equals_pytorch(case: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_default_size_equals_pytorch(name: str) -> None:
+def test_default_size_equals_pytorch(name):
     model = zoo.MODELS[name]()
     onnx.checker.check_model(model, full_check=True)
     x = example_input(model, batch=2)
@@ -83,7 +83,7 @@ def test_default_size_equals_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("opset", range(12, 24))
 @pytest.mark.parametrize("case", SMALL)
-def test_every_opset_is_checked_and_loads(case: str, opset: int) -> None:
+def test_every_opset_is_checked_and_loads(case, opset):
     name, arguments = SMALL[case]
     model = zoo.MODELS[name](**arguments, opset=opset)
     onnx.checker.check_model(model, full_check=True)
@@ -96,7 +96,7 @@ def test_every_opset_is_checked_and_loads(case: str, opset: int) -> None:
         assert np.isfinite(run(model, example_input(model, batch))).all()
 
 
-def test_batch_norm_in_training_mode_equals_pytorch() -> None:
+def test_batch_norm_in_training_mode_equals_pytorch():
     # The evaluator of the standard is the witness: it states what the statistics become.
     model = zoo.mobilenet_v2(**TRAIN_NORM, opset=15)
     scatter_parameters(model)
@@ -120,7 +120,7 @@ def test_batch_norm_in_training_mode_equals_pytorch() -> None:
         np.testing.assert_allclose(values, statistic, rtol=1e-4, atol=1e-5)
 
 
-def test_running_variance_of_pytorch_is_unbiased() -> None:
+def test_running_variance_of_pytorch_is_unbiased():
     model = zoo.mobilenet_v2(**TRAIN_NORM)
     x = torch.from_numpy(example_input(model, batch=3))
     biased, unbiased = twin(model), twin(model, running_var="unbiased")
@@ -134,7 +134,7 @@ def test_running_variance_of_pytorch_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_names_and_shapes_are_those_of_the_twin(case: str) -> None:
+def test_names_and_shapes_are_those_of_the_twin(case):
     name, arguments = SMALL[case]
     model = zoo.MODELS[name](**arguments)
     module = twin(model)
@@ -143,7 +143,7 @@ def test_names_and_shapes_are_those_of_the_twin(case: str) -> None:
     assert ours == theirs | {name: tuple(value.shape) for name, value in module.named_buffers()}
 
 
-def test_mobilenet_v2_has_as_many_parameters_as_published() -> None:
+def test_mobilenet_v2_has_as_many_parameters_as_published():
     # torchvision's MobileNet_V2_Weights.IMAGENET1K_V1 states num_params 3504872.
     model = zoo.mobilenet_v2(classes=1000, batch_norm="eval")
     learned = [t for t in model.graph.initializer if "running" not in t.name]
@@ -160,7 +160,7 @@ def test_mobilenet_v2_has_as_many_parameters_as_published() -> None:
      ("transformer_encoder", {"d": 64, "T": 16, "ff": 128})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )  # fmt: skip
-def test_ten_steps_of_sgd_lower_the_loss(name: str, arguments: dict, learning_rate: float) -> None:
+def test_ten_steps_of_sgd_lower_the_loss(name, arguments, learning_rate):
     model = zoo.MODELS[name](**arguments)
     module = twin(model)
     x = torch.from_numpy(example_input(model, batch=16))
@@ -172,7 +172,7 @@ def test_ten_steps_of_sgd_lower_the_loss(name: str, arguments: dict, learning_ra
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_same_seed_same_bytes(name: str) -> None:
+def test_same_seed_same_bytes(name):
     build = zoo.MODELS[name]
     assert build(seed=3).SerializeToString() == build(seed=3).SerializeToString()
     assert build(seed=3).SerializeToString() != build(seed=4).SerializeToString()
@@ -190,12 +190,12 @@ def test_same_seed_same_bytes(name: str) -> None:
     ("mobilenet_v2", {"width_mult": 0.0}, "width_mult"),
     ("transformer_encoder", {"d": 10, "heads": 4}, "heads"),
 ])  # fmt: skip
-def test_bad_arguments_are_named(name: str, arguments: dict, culprit: str) -> None:
+def test_bad_arguments_are_named(name, arguments, culprit):
     with pytest.raises(ValueError, match=re.escape(culprit)):
         zoo.MODELS[name](**arguments)
 
 
-def test_the_demos_model_is_one_of_these() -> None:
+def test_the_demos_model_is_one_of_these():
     stored = Path(odtpack.__file__).parent / "demo/digits.onnx"
     model = zoo.cnn(size=8, width=(16, 32), seed=0)
     assert stored.read_bytes() == model.SerializeToString(deterministic=True)

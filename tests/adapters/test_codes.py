@@ -2,8 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 from odtpack.adapters import insert_adapter
 from odtpack.adapters.layers import find_layers
 from odtpack.build import build_package
-from odtpack.choices import BaseKind
 from odtpack.graph.graphs import Ops
 from odtpack.model.loading import load_model
 from odtpack.package.segments import cut as packed
@@ -43,7 +40,7 @@ FORMS = {  # how a model writes a weight [IN, OUT] of codes, scales and zero poi
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 @pytest.mark.parametrize("form", FORMS)
-def test_low_rank_adapter_on_codes(form: str, kind: str) -> None:
+def test_low_rank_adapter_on_codes(form, kind):
     """Value and gradients are those of the product with the numbers, and a thin one beside it."""
     after, before, zeros = FORMS[form]
     nodes = f"{before} {after} y = MatMul(x, w)"
@@ -74,7 +71,7 @@ def test_low_rank_adapter_on_codes(form: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "nf4"])
-def test_a_base_of_float16(kind: BaseKind) -> None:
+def test_a_base_of_float16(kind):
     """Its matrices and its table get codes as those of float32 do, and it goes on in float16."""
     logits = []
     for dtype in ("float", "float16"):
@@ -115,9 +112,7 @@ def layers_of(*widths: int, table: bool = False, opset: int = 17) -> onnx.ModelP
     ("int4", (96, 32, 64, 16), []),
     ("int8", (50, 70, 33), []),
 ])  # fmt: skip
-def test_what_4_bits_would_not_make_smaller_is_int8(
-    kind: BaseKind, widths: tuple[int, ...], narrow: list[str]
-) -> None:
+def test_what_4_bits_would_not_make_smaller_is_int8(kind, widths, narrow):
     """Each stands for its weights as well as its kind can, takes less, and is named."""
     said: list[str] = []
     model = layers_of(*widths, opset=19)
@@ -146,13 +141,13 @@ def test_what_4_bits_would_not_make_smaller_is_int8(
 
 
 @pytest.mark.parametrize("kind", ["int4", "nf4"])
-def test_a_model_in_which_nothing_would_have_4_bits(kind: BaseKind) -> None:
+def test_a_model_in_which_nothing_would_have_4_bits(kind):
     with refused("base-not-used") as caught:
         quantize_base(load_model(layers_of(50, 70, 200, 33)), kind)
     assert caught.value.hint == "use --base int8"
 
 
-def test_4_bits_beside_a_split_into_equal_parts() -> None:
+def test_4_bits_beside_a_split_into_equal_parts():
     """As PyTorch's newer exporter writes ``chunk``, in opset 20."""
     nodes = "z = MatMul(x, w) a, b = Split <axis = 1, num_outputs = 2> (z) y = Mul(a, b)"
     graph = f"g (float[n, 64] x) => (float[n, 32] y) {{ {nodes} }}"
@@ -163,7 +158,7 @@ def test_4_bits_beside_a_split_into_equal_parts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int4", "nf4"])
-def test_a_table_alone_is_int8_and_needs_no_newer_opset(kind: BaseKind) -> None:
+def test_a_table_alone_is_int8_and_needs_no_newer_opset(kind):
     model = layers_of(50, table=True)
     loaded = quantize_base(load_model(model), kind, newest_opset=17)
     assert loaded.graph.opset_imports[""] == 17
@@ -180,7 +175,7 @@ def test_a_table_alone_is_int8_and_needs_no_newer_opset(kind: BaseKind) -> None:
 @pytest.mark.parametrize("shape", [(4, 32), (3, 5), (1, 1)])
 @pytest.mark.parametrize("zeros", [None, "stored", "constant"])
 @pytest.mark.parametrize("late", [False, True])
-def test_what_it_unpacks(kind: type, shape: tuple[int, int], zeros: str | None, late: bool) -> None:
+def test_what_it_unpacks(kind, shape, zeros, late):
     """As numpy computes it from the codes, with a scale a column."""
     rng = np.random.default_rng(0)
     low = int(ml_dtypes.iinfo(kind).min)
@@ -223,7 +218,7 @@ def test_what_it_unpacks(kind: type, shape: tuple[int, int], zeros: str | None, 
 
 @needs_peft
 @pytest.mark.parametrize(("words", "base"), [(7, None), (7, "int8"), (100, None)])
-def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path: Path) -> None:
+def test_tied_to_the_embedding(words, base, llama_file, tmp_path):
     module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
     follow(module, llama_file, tmp_path, SPECS["lora"], base=base, loss_options={"words": words})
     found = onnx.load(tmp_path / "training_model.onnx").graph
@@ -235,7 +230,7 @@ def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path
 @needs_peft
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
-def test_a_matrix_of_its_own(base: Any, segments: bool, tmp_path: Path) -> None:
+def test_a_matrix_of_its_own(base, segments, tmp_path):
     module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
     options = {"base": base, "loss_options": {"words": 8}, "segments": segments}
     follow(module, model, tmp_path / "package", SPECS["lora"], **options)
@@ -243,7 +238,7 @@ def test_a_matrix_of_its_own(base: Any, segments: bool, tmp_path: Path) -> None:
 
 @needs_peft
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_of_an_exported_decoder(symmetric: bool, tmp_path: Path) -> None:
+def test_of_an_exported_decoder(symmetric, tmp_path):
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=symmetric)
     spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
@@ -253,7 +248,7 @@ def test_of_an_exported_decoder(symmetric: bool, tmp_path: Path) -> None:
     assert all(rows < llama.VOCABULARY for rows, _ in heads)
 
 
-def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
+def test_the_matrix_must_be_frozen(llama_file, tmp_path):
     head = find_layers(load_model(llama_file).graph)[-1]
     assert head.outputs == llama.VOCABULARY
     for more, code in (
@@ -272,9 +267,7 @@ def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
 
 @needs_peft
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
-def test_adapter_on_the_embedding_of_a_tied_model(
-    base: Any, llama_file: Path, tmp_path: Path
-) -> None:
+def test_adapter_on_the_embedding_of_a_tied_model(base, llama_file, tmp_path):
     """It is on the look-up, as in PEFT, and not on the product with the same table."""
     module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
     spec = AdapterSpec("lora", ("embed_tokens", "*.q_proj"), (), 3, 5.0)
@@ -282,7 +275,7 @@ def test_adapter_on_the_embedding_of_a_tied_model(
 
 
 @needs_peft
-def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
+def test_adapter_on_an_embedding_of_few_bits(tmp_path):
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=False, tables=True)
     spec = AdapterSpec("lora", ("model.embed_tokens", "*.v_proj"), (), 3, 5.0)
@@ -290,9 +283,7 @@ def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_blocks_need_the_release_that_has_them(
-    segments: bool, llama_file: Path, tmp_path: Path
-) -> None:
+def test_blocks_need_the_release_that_has_them(segments, llama_file, tmp_path):
     with refused("target-cannot-load", what="1.19 is the first"):
         build_package(
             llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.q_proj",)),

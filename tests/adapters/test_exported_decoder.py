@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
-from tests.cli.conftest import Run
 from tests.model_text import parsed
 from tests.model_text import run as computed
 from tests.packaging_tools import built_training, losses_of_steps, open_training
@@ -46,7 +44,7 @@ def changed(proto: onnx.ModelProto, **attributes: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -> None:
+def test_forward_is_that_of_the_contributed_kernels(kind, tmp_path):
     module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
     ids = llama.batch()[0]
     expected = computed(onnx.load(tmp_path / "model.onnx"), genai.feeds(ids))["logits"]
@@ -59,7 +57,7 @@ def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
+def test_layers_that_reach_no_output_are_named(tmp_path):
     """As the builder writes a model with a layer as wide as the vocabulary."""
     genai.decoder(tmp_path / "model.onnx")
     proto, said = onnx.load(tmp_path / "model.onnx"), list[str]()
@@ -78,7 +76,7 @@ def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
 
 @needs_peft
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
+def test_ten_steps_agree_with_peft(kind, tmp_path):
     module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
     heads = {"num_attention_heads": genai.SHAPE.heads, "num_key_value_heads": genai.SHAPE.shared}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads}))
@@ -88,14 +86,14 @@ def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
 
 
 @needs_peft
-def test_dora_sees_the_stored_weights(tmp_path: Path) -> None:
+def test_dora_sees_the_stored_weights(tmp_path):
     module = genai.decoder(tmp_path / "model.onnx", symmetric=False)
     spec = AdapterSpec("dora", ("*.self_attn.v_proj", "*.up_proj"), (), RANK, ALPHA)
     follow(module, tmp_path / "model.onnx", tmp_path / "package", spec)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_path: Path) -> None:
+def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric, tmp_path):
     module = genai.decoder(tmp_path / "model.onnx", symmetric=symmetric)
     genai.to_float16(tmp_path / "model.onnx")
     ids, labels = llama.batch()
@@ -111,7 +109,7 @@ def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_pat
     assert losses[-1] < 0.97 * losses[0]
 
 
-def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
+def test_codes_stay_codes(run, tmp_path):
     genai.decoder(tmp_path / "model.onnx")
     outcome = run(
         "build", tmp_path / "model.onnx", "--out", tmp_path / "package", "--loss", "next_token",
@@ -133,9 +131,7 @@ def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
     ("change", "why"),
     [({"smooth_softmax": 1}, "smooth"), ({"causal": 0}, "causal"), ({"qk_output": 1}, "scores")],
 )
-def test_what_is_not_read_is_one_clear_error(
-    change: dict[str, int], why: str, tmp_path: Path
-) -> None:
+def test_what_is_not_read_is_one_clear_error(change, why, tmp_path):
     genai.decoder(tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
     changed(proto, **change)
@@ -144,7 +140,7 @@ def test_what_is_not_read_is_one_clear_error(
     assert "GroupQueryAttention" in caught.value.what
 
 
-def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
+def test_norms_of_queries_alone_are_refused(tmp_path):
     """The kernels take a weight for the keys with one for the queries."""
     genai.decoder(tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
@@ -159,7 +155,7 @@ def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("smooth", [0, 1])  # in standard operators, and as a kernel
-def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> None:
+def test_an_empty_cache_that_slides_is_a_window(smooth, tmp_path):
     """As genai writes Gemma 2."""
     genai.decoder(tmp_path / "model.onnx")
     proto, ids = onnx.load(tmp_path / "model.onnx"), llama.batch()[0]
@@ -176,9 +172,7 @@ def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> 
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize(("kind", "packed"), [("llama", True), ("phi", False), ("phi3", False)])
-def test_peft_finds_every_layer_but_those_that_the_export_names(
-    kind: str, packed: bool, run: Run, tmp_path: Path
-) -> None:
+def test_peft_finds_every_layer_but_those_that_the_export_names(kind, packed, run, tmp_path):
     import peft
     import transformers
 
@@ -220,7 +214,7 @@ g (int64[batch, tokens] ids, float[batch, 2, past, 3] past_0_key) =>
 }"""
 
 
-def test_a_cache_in_standard_operators_is_left_out() -> None:
+def test_a_cache_in_standard_operators_is_left_out():
     random = np.random.default_rng(2)
     table, weight = (random.normal(size=s).astype(np.float32) for s in ((7, 6), (6, 5)))
     proto = parsed(PLAIN, table=table, weight=weight)
@@ -235,7 +229,7 @@ def test_a_cache_in_standard_operators_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_into_few_bits(kind: str, tmp_path: Path) -> None:
+def test_merged_into_few_bits(kind, tmp_path):
     """The adapter goes into the codes: no further from the sum than rounding takes them."""
     model = tmp_path / "model.onnx"
     genai.decoder(model, **KINDS[kind])

@@ -97,7 +97,7 @@ def refusal(run: Run, code: str, *words: Any) -> str:
 
 @needs_peft
 @pytest.mark.parametrize("kind", SPECS)
-def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> None:
+def test_peft_reads_what_is_written(kind, trained, run):
     import peft
 
     folder = trained(kind)
@@ -111,7 +111,7 @@ def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> No
 
 @needs_peft
 @pytest.mark.parametrize("kind", SPECS)
-def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_path: Path) -> None:
+def test_what_peft_writes_is_read(kind, trained, run, tmp_path):
     import peft
 
     folder = trained(kind)
@@ -130,7 +130,7 @@ def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [*SPECS, "bitfit"])
-def test_onnxruntime_runs_the_adapter(kind: str, trained: Trained, run: Run) -> None:
+def test_onnxruntime_runs_the_adapter(kind, trained, run):
     folder = trained(kind)
     out = exported(folder, run, "--onnxruntime", "--outputs", "logits")
     adapter = onnxruntime.LoraAdapter()
@@ -151,9 +151,9 @@ def dynamo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_merged_weights(
-    kind: str, exporter: str, trained: Trained, run: Run, tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+    kind, exporter, trained, run, tmp_path,
+    request,
+):  # fmt: skip
     folder = trained(kind)
     file = "dynamo_file" if exporter == "dynamo" else "llama_file"
     original: Path = request.getfixturevalue(file)
@@ -165,8 +165,8 @@ def test_merged_weights(
 
 
 def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
-    trained: Trained, run: Run, dynamo_file: Path, tmp_path: Path
-) -> None:
+    trained, run, dynamo_file, tmp_path
+):
     folder, source = trained("lora"), tmp_path / "source"
     shutil.copytree(dynamo_file.parent, source)
     model = onnx.load(source / dynamo_file.name)
@@ -177,9 +177,7 @@ def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
     close(logits(out), expected(folder, run))
 
 
-def test_what_does_not_fit_is_an_error(
-    trained: Trained, run: Run, llama_file: Path, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_an_error(trained, run, llama_file, tmp_path):
     folder = trained("lora")
     adapter = shutil.copytree(exported(folder, run), tmp_path / "adapter")
     other = tmp_path / "other"
@@ -210,9 +208,7 @@ def test_what_does_not_fit_is_an_error(
     assert not nothing.exists()
 
 
-def test_an_export_replaces_what_it_wrote_of_another_kind(
-    trained: Trained, run: Run, tmp_path: Path
-) -> None:
+def test_an_export_replaces_what_it_wrote_of_another_kind(trained, run, tmp_path):
     """But no base that something else changed, though an adapter lies beside it."""
     out, kinds = tmp_path / "adapter", ("lora", "ia3", "lora")
     asked = ("--onnxruntime", "--out", out)
@@ -228,7 +224,7 @@ def test_an_export_replaces_what_it_wrote_of_another_kind(
     assert (onnx.load(out / "base.onnx"), (out / CONFIG).read_bytes()) == (base, before)
 
 
-def test_a_save_replaces_adapters_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
+def test_a_save_replaces_adapters_and_nothing_else(trained, tmp_path):
     package = Package.open(trained("lora") / "package")
     state = CheckpointState.load_checkpoint(package.checkpoint)
     file, folder = tmp_path / "it.onnx_adapter", tmp_path / "peft"
@@ -294,7 +290,7 @@ def configure(folder: Path, setting: str) -> None:
           for value in ('"false"', "1", "[]")),
     ('"r": 1', "adapter-mismatch"),  # of its tensors
 ])  # fmt: skip
-def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
+def test_bad_settings_of_peft(setting, code, peft_files):
     assert read_peft(peft_files).scaling == 1.0
     configure(peft_files, setting)
     with refused(code) as caught:
@@ -303,9 +299,7 @@ def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_values_that_are_not_finite(
-    value: float, trained: Trained, llama_file: Path, run: Run, tmp_path: Path
-) -> None:
+def test_values_that_are_not_finite(value, trained, llama_file, run, tmp_path):
     folder = trained("lora")
     adapter = read_peft(exported(folder, run))
     first, *_ = adapter.tensors
@@ -353,9 +347,9 @@ def changed(tensors: Any, how: str) -> Any:
 ])  # fmt: skip
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_adapter_that_is_not_whole_is_not_merged(
-    how: str, kind: Any, said: str, ends: bool, trained: Trained, llama_file: Path, run: Run,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    how, kind, said, ends, trained, llama_file, run,
+    tmp_path,
+):  # fmt: skip
     adapter = read_peft(exported(trained("lora"), run))
     layers = tuple({name.rpartition(".")[2] for name in adapter.layers})  # as PEFT writes them
     adapter = dataclasses.replace(
@@ -370,9 +364,7 @@ def test_an_adapter_that_is_not_whole_is_not_merged(
 @pytest.mark.parametrize(
     "narrower", [{"exclude_modules": ["v_proj"]}, {"layers_to_transform": [0]}, {}]
 )
-def test_layers_that_a_configuration_leaves_out(
-    narrower: dict[str, Any], trained: Trained, llama_file: Path, run: Run, tmp_path: Path
-) -> None:
+def test_layers_that_a_configuration_leaves_out(narrower, trained, llama_file, run, tmp_path):
     adapter = read_peft(exported(trained("lora"), run))
     tensors = changed(adapter.tensors, "a layer is missing")
     write_peft(tmp_path, dataclasses.replace(adapter, tensors=tensors))
@@ -383,12 +375,12 @@ def test_layers_that_a_configuration_leaves_out(
 
 
 @pytest.mark.parametrize("start", ["true", "false", "null", '"gaussian"', '"orthogonal"', '"eva"'])
-def test_starts_that_leave_the_base_as_it_is(start: str, peft_files: Path) -> None:
+def test_starts_that_leave_the_base_as_it_is(start, peft_files):
     configure(peft_files, f'"init_lora_weights": {start}')
     assert read_peft(peft_files).kind == "lora"
 
 
-def test_what_peft_will_not_find_is_named(run: Run, tmp_path: Path) -> None:
+def test_what_peft_will_not_find_is_named(run, tmp_path):
     build_package(
         HERE / "genai-llama-tied-fp32" / "model.onnx", tmp_path / "package", loss="next_token",
         adapter=AdapterSpec("lora", ("*.q_proj",)), train=("*final_norm*", "*.0.input_layernorm.*"),
@@ -399,9 +391,7 @@ def test_what_peft_will_not_find_is_named(run: Run, tmp_path: Path) -> None:
     assert f"PEFT will not find {saved[1]}: " in said.err
 
 
-def test_a_model_of_optimum_is_merged_without_a_word(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_of_optimum_is_merged_without_a_word(run, tmp_path, caplog):
     plain = onnx.load(HERE / "optimum-llama-tied-past" / "model.onnx")
     quantizer = MatMulNBitsQuantizer(plain, block_size=16, is_symmetric=True)
     quantizer.process()
@@ -416,7 +406,7 @@ def test_a_model_of_optimum_is_merged_without_a_word(
     assert not caplog.records
 
 
-def test_a_table_that_is_tied_cannot_be_merged(run: Run, tmp_path: Path) -> None:
+def test_a_table_that_is_tied_cannot_be_merged(run, tmp_path):
     model = HERE / "genai-llama-tied-fp32" / "model.onnx"
     spec = AdapterSpec("lora", ("*embed_tokens",))
     build_package(model, tmp_path / "package", loss="next_token", adapter=spec)
@@ -426,7 +416,7 @@ def test_a_table_that_is_tied_cannot_be_merged(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("saved", ["5", "true", '"fc"', "null", "{}"])
-def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
+def test_modules_to_save_that_are_no_list(saved, peft_files):
     configure(peft_files, f'"modules_to_save": {saved}')
     assert read_peft(peft_files).saved == ()
 
@@ -438,7 +428,7 @@ def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
     ([], "its header does not describe tensors"),
     ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said_in_plain_words(header: Any, said: str, peft_files: Path) -> None:
+def test_what_is_wrong_is_said_in_plain_words(header, said, peft_files):
     text = json.dumps(header).encode()
     (peft_files / TENSORS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
     with refused("peft-invalid") as caught:
@@ -449,7 +439,7 @@ def test_what_is_wrong_is_said_in_plain_words(header: Any, said: str, peft_files
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 9, b"[" * 100_000, b"\x00" * 64])
-def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) -> None:
+def test_files_that_are_not_peft_s(name, content, peft_files):
     (peft_files / name).write_bytes(content)
     with refused("peft-invalid"):
         read_peft(peft_files)
@@ -464,19 +454,19 @@ def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) 
     ("lora", {"on": "*.q_proj"}, "bad-argument"),
     ("prefix", {"on": ("*",)}, "bad-argument"),
 ])  # fmt: skip
-def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
+def test_a_bad_adapter_is_an_error(kind, change, code):
     with refused(code):
         AdapterSpec(kind, **change)
 
 
-def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
+def test_an_unknown_layer_is_an_error(llama_file, tmp_path):
     spec = AdapterSpec("lora", ("*.query",))
     with refused("unknown-layer") as caught:
         build_package(llama_file, tmp_path, loss="next_token", adapter=spec)
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)
 
 
-def test_layers_that_get_no_adapter_are_named(tmp_path: Path) -> None:
+def test_layers_that_get_no_adapter_are_named(tmp_path):
     text = """g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y)
         { h = Conv<group = 4>(x, "b.dw.weight") y = Conv(h, "b.pw.weight") }"""
     shapes = {"b.dw.weight": (4, 1, 1, 1), "b.pw.weight": (4, 4, 1, 1)}
@@ -549,9 +539,7 @@ def of_package(package: Path, state: CheckpointState, run: Run) -> np.ndarray:
     [(False, "b"), (False, "n1"), (False, "n2"), (False, "lm_head"), (True, "embed"),
      (True, "lm_head"), (True, "both")],
 )  # fmt: skip
-def test_modules_that_are_saved_as_a_whole(
-    exporter: str, tied: bool, saved: str, tokens: Any, run: Run, tmp_path: Path
-) -> None:
+def test_modules_that_are_saved_as_a_whole(exporter, tied, saved, tokens, run, tmp_path):
     """Import, export and merge mean what PEFT means, however the exporter stored them."""
     import peft
 
@@ -594,9 +582,7 @@ def test_modules_that_are_saved_as_a_whole(
 @needs_peft
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*", "ignore:.*tied.*")
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_a_tied_table_is_called_what_looks_it_up(
-    exporter: str, tokens: Any, run: Run, tmp_path: Path
-) -> None:
+def test_a_tied_table_is_called_what_looks_it_up(exporter, tokens, run, tmp_path):
     import peft
 
     model, package = tokens(True, exporter), tmp_path / "package"

@@ -22,7 +22,6 @@ from odtpack.quantized import quantize_base
 from odtpack_runtime import CheckpointState
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
-from tests.cli.conftest import Run
 from tests.exported.export import export
 from tests.packaging_tools import losses_of_steps, open_training
 
@@ -161,9 +160,7 @@ def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
     *itertools.product((None, "int8", "int4", "nf4"), ("lora", "dora"), (False, True)),
     (None, "ia3", False),
 ])  # fmt: skip
-def test_a_language_model(
-    base: Any, kind: str, segments: bool, llama_file: Path, tmp_path: Path
-) -> None:
+def test_a_language_model(base, kind, segments, llama_file, tmp_path):
     """As one model, and segment by segment."""
     module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
     follow(module, llama_file, tmp_path, SPECS[kind], base=base, segments=segments)
@@ -272,7 +269,7 @@ CASES = {
 
 @needs_peft
 @pytest.mark.parametrize("name", CASES)
-def test_ten_steps(name: str, tmp_path: Path) -> None:
+def test_ten_steps(name, tmp_path):
     make, adapter = CASES[name]
     module, model, data = make(tmp_path / "model.onnx")
     follow(module, model, tmp_path / "package", adapter, LOSS, data)
@@ -280,7 +277,7 @@ def test_ten_steps(name: str, tmp_path: Path) -> None:
 
 @needs_peft
 @pytest.mark.parametrize("name", CASES)
-def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
+def test_files_go_there_and_back(name, tmp_path, run):
     import peft
 
     make, adapter = CASES[name]

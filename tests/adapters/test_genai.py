@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
+def test_the_guides_hand_over(precision, tmp_path):
     """Tokens with and without the adapter are those of the generator."""
     save(causal("Qwen2", False, 64), tmp_path / "hf")
     run_builder(PYTHON, tmp_path / "hf", tmp_path / "genai", precision)

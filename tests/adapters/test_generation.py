@@ -30,7 +30,6 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
-from tests.cli.conftest import Run
 from tests.packaging_tools import built_package, losses_of_steps, open_training
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.refused import refused
@@ -94,7 +93,7 @@ def logits(model: Path, options: Any = None) -> np.ndarray:
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
-def test_logits_are_those_of_peft(name: str, trained: Any, tmp_path: Path) -> None:
+def test_logits_are_those_of_peft(name, trained, tmp_path):
     import peft
 
     package, state = trained(name)
@@ -119,7 +118,7 @@ def test_logits_are_those_of_peft(name: str, trained: Any, tmp_path: Path) -> No
     assert found[: len(expected)] == expected  # PyTorch's ends at its own end of a sequence
 
 
-def test_codes_of_weights_without_names(tmp_path: Path) -> None:
+def test_codes_of_weights_without_names(tmp_path):
     """ONNX Runtime's quantizer goes by the exporter's numbers; layers have the modules' names."""
     quantizer = MatMulNBitsQuantizer(
         onnx.load(HERE / "optimum-llama-tied-past" / "model.onnx"), block_size=16, is_symmetric=True
@@ -136,7 +135,7 @@ def test_codes_of_weights_without_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
-def test_weights_are_stored_once(name: str, trained: Any) -> None:
+def test_weights_are_stored_once(name, trained):
     package, _ = trained(name)
     model = onnx.load(package.decoder, load_external_data=False)
     outside = {t.external_data[0].value for t in model.graph.initializer if t.external_data}
@@ -145,9 +144,7 @@ def test_weights_are_stored_once(name: str, trained: Any) -> None:
     assert kept.issuperset({"GroupQueryAttention", "MatMulNBits"} if "int4" in name else {"MatMul"})
 
 
-def test_the_same_bytes_whatever_order_a_part_of_a_graph_has(
-    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bytes_whatever_order_a_part_of_a_graph_has(trained, tmp_path, monkeypatch):
     """onnx-ir keeps the initializers of a part in a set, whose order changes by chance."""
     whole, _ = trained("genai-llama-tied-int4")
     extract = ir.convenience.extract
@@ -165,9 +162,7 @@ def test_the_same_bytes_whatever_order_a_part_of_a_graph_has(
         assert path.read_bytes() == whole.decoder.with_name(path.name).read_bytes(), path.name
 
 
-def test_the_widest_matrices_are_read_in_parts(
-    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_widest_matrices_are_read_in_parts(trained, tmp_path, monkeypatch):
     """Rows of the vocabulary, 36 at a time: the same bytes of a file, and the same logits."""
     whole, state = trained("genai-llama-tied-int4")
     monkeypatch.setattr(odtpack.package.segments.build, "_WIDEST", 24 * 96)
@@ -196,9 +191,9 @@ def keeping(folder: Path) -> onnxruntime.SessionOptions:
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", "genai-llama-tied-int4", *OPTIMUM])
 def test_packed_weights_are_written_once_and_mapped(
-    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name, trained, tmp_path, monkeypatch,
+    capfd,
+):  # fmt: skip
     package, state = trained(name)
     kept = tmp_path / "new" / "kept"
     monkeypatch.setattr(packed, "_AT_ONCE", 16384)  # some products at a time
@@ -229,7 +224,7 @@ def test_packed_weights_are_written_once_and_mapped(
     assert second != first
 
 
-def test_packed_weights_that_cannot_be_kept_are_an_error(trained: Any, tmp_path: Path) -> None:
+def test_packed_weights_that_cannot_be_kept_are_an_error(trained, tmp_path):
     package, _ = trained("genai-qwen2-int4")
     (tmp_path / "file").write_bytes(b"")
     with refused("packed-not-written"):
@@ -244,7 +239,7 @@ def test_packed_weights_that_cannot_be_kept_are_an_error(trained: Any, tmp_path:
     Generator(package, options)
 
 
-def test_damaged_packed_weights_are_written_anew(trained: Any, tmp_path: Path) -> None:
+def test_damaged_packed_weights_are_written_anew(trained, tmp_path):
     package, _ = trained("genai-qwen2-int4")
     wanted = Generator(package).logits(PROMPT).tobytes()
     Generator(package, keeping(tmp_path))
@@ -255,9 +250,7 @@ def test_damaged_packed_weights_are_written_anew(trained: Any, tmp_path: Path) -
         assert {each.name for each in kept.iterdir()} == FILES
 
 
-def test_a_full_disk_is_named(
-    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named(trained, tmp_path, monkeypatch):
     """ONNX Runtime says only that it cannot write."""
     package, _ = trained("genai-qwen2-int4")
     failed = mock.Mock(side_effect=OdtpackError("model-not-loadable", "graph.cc:5468"))
@@ -282,7 +275,7 @@ print(logits.tobytes().hex())
 """
 
 
-def test_two_packages_take_turns_in_one_folder(trained: Any, tmp_path: Path) -> None:
+def test_two_packages_take_turns_in_one_folder(trained, tmp_path):
     packages = [trained(name)[0] for name in ("genai-qwen2-int4", "genai-llama-tied-int4")]
     wanted = [Generator(package).logits([3, 4, 5]).tobytes().hex() for package in packages]
     commands = [[sys.executable, "-c", OPENS, each.path, tmp_path] for each in packages]
@@ -290,9 +283,7 @@ def test_two_packages_take_turns_in_one_folder(trained: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", *OPTIMUM])
-def test_export_is_the_decoder_with_the_adapter_inside(
-    name: str, trained: Any, run: Run, tmp_path: Path
-) -> None:
+def test_export_is_the_decoder_with_the_adapter_inside(name, trained, run, tmp_path):
     package, state = trained(name)
     CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
     out = tmp_path / "out" / "m.onnx"
@@ -317,7 +308,7 @@ def test_export_is_the_decoder_with_the_adapter_inside(
 
 @needs_peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_export_into_the_model_that_was_built(run: Run, tmp_path: Path) -> None:
+def test_export_into_the_model_that_was_built(run, tmp_path):
     """A package of one model has no decoder; what it was built of keeps its cache."""
     import peft
 
@@ -353,7 +344,7 @@ def test_export_into_the_model_that_was_built(run: Run, tmp_path: Path) -> None:
     assert (wanted - base).abs().max() > 0.01
 
 
-def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> None:
+def test_onnx_runtime_s_own_adapters(trained, run, tmp_path):
     """The decoder and the command's file are what RunOptions.add_active_adapter takes."""
     package, state = trained("genai-qwen2-int4")
     CheckpointState.save_checkpoint(state, tmp_path / "it.ckpt")
@@ -370,7 +361,7 @@ def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> 
     np.testing.assert_allclose(found, generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
 
 
-def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens(trained, monkeypatch):
     """The cache, the end, and sampling; a prompt is read in parts."""
     monkeypatch.setattr(generator_module, "_AT_ONCE", 4)
     package, state = trained("genai-qwen2-int4")
@@ -401,9 +392,7 @@ def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert few == {*order[: int(np.searchsorted(np.cumsum(softmax[order]), 0.1)) + 1]}
 
 
-def test_a_decoder_that_does_not_run_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoder_that_does_not_run_is_left_out(tmp_path, monkeypatch):
     made = odtpack.build.decoder_with_adapter
 
     def wrong(*arguments: Any) -> ir.Model:
@@ -422,7 +411,7 @@ def test_a_decoder_that_does_not_run_is_left_out(
     assert not [*tmp_path.glob("package/decoder*")]
 
 
-def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
+def test_errors(trained, llama_file, tmp_path):
     package, _ = trained("genai-qwen2-int4")
     generator = Generator(package)
     for code, action in (

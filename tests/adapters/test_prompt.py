@@ -18,7 +18,6 @@ from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.model_text import run as computed
@@ -80,7 +79,7 @@ def by_hand(module: Decoder, vectors: Tensor, data: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_ten_steps_are_pytorch_s(tmp_path: Path, exporter: Exporter) -> None:
+def test_ten_steps_are_pytorch_s(tmp_path, exporter):
     module, model = exported(tmp_path, exporter)
     optimizer = AdamW(epsilon=1e-3, weight_decay=0.01, formula="pytorch")
     manifest = build_package(
@@ -113,9 +112,7 @@ def test_ten_steps_are_pytorch_s(tmp_path: Path, exporter: Exporter) -> None:
     assert losses[-1] < losses[1]
 
 
-def test_it_is_drawn_from_a_normal_distribution_by_its_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_drawn_from_a_normal_distribution_by_its_seed(tmp_path, monkeypatch):
     _, model = exported(tmp_path)
     # A build runs what it wrote, and so many vectors are more than the model has places for.
     monkeypatch.setattr(write, "checked", lambda manifest, *_, **__: manifest)
@@ -132,7 +129,7 @@ def test_it_is_drawn_from_a_normal_distribution_by_its_seed(
     assert first[0].std() == pytest.approx(1, abs=0.1)
 
 
-def test_the_exported_model_takes_tokens_as_before(tmp_path: Path, run: Run) -> None:
+def test_the_exported_model_takes_tokens_as_before(tmp_path, run):
     module, model = exported(tmp_path)
     build_package(model, tmp_path / "package", loss="next_token", adapter=SPEC)
     run("export", tmp_path / "package", "--out", tmp_path / "inference.onnx")
@@ -148,7 +145,7 @@ def test_the_exported_model_takes_tokens_as_before(tmp_path: Path, run: Run) -> 
 
 @needs_peft
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about itself
-def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run: Run) -> None:
+def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path, run):
     import peft
     import transformers
 
@@ -173,7 +170,7 @@ def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run:
     assert json.loads((tmp_path / "ours" / CONFIG).read_text())["num_virtual_tokens"] == TOKENS
 
 
-def test_an_embedding_that_is_tied_to_the_last_product(tmp_path: Path) -> None:
+def test_an_embedding_that_is_tied_to_the_last_product(tmp_path):
     model = onnx.load(HERE / "genai-llama-tied-fp32" / "model.onnx")
     losses = []
     for options in ({}, {"words": 8}, {"words": 8}):
@@ -191,7 +188,7 @@ def test_an_embedding_that_is_tied_to_the_last_product(tmp_path: Path) -> None:
     assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_a_model_that_takes_no_prompt_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_takes_no_prompt_is_refused(tmp_path):
     table = "float[3, 2] table = {1, 2, 3, 4, 5, 6}"
     fixed = f"""fixed (int64[batch, 5] input_ids) => (float[batch, 5, 2] y) <{table}>
         {{ y = Gather(table, input_ids) }}"""
@@ -208,12 +205,12 @@ def test_a_model_that_takes_no_prompt_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 0}, {"on": ("*.q_proj",)}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+def test_settings_out_of_range_are_refused(wrong):
     with refused("bad-adapter"):
         AdapterSpec("prompt", **wrong)  # type: ignore[arg-type]
 
 
-def test_it_cannot_be_merged(tmp_path: Path, run: Run) -> None:
+def test_it_cannot_be_merged(tmp_path, run):
     _, model = exported(tmp_path)
     build_package(model, tmp_path / "package", loss="next_token", adapter=SPEC, self_check=False)
     assert run("adapter", "export", tmp_path / "package", "--out", tmp_path / "ours").code == 0
@@ -222,9 +219,7 @@ def test_it_cannot_be_merged(tmp_path: Path, run: Run) -> None:
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_what_is_trained_beside_it_has_a_file_of_onnx_runtime_only(
-    tmp_path: Path, run: Run
-) -> None:
+def test_what_is_trained_beside_it_has_a_file_of_onnx_runtime_only(tmp_path, run):
     """PEFT's configuration for vectors names no modules to save."""
     _, model = exported(tmp_path)
     package = tmp_path / "package"

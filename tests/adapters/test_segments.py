@@ -31,7 +31,7 @@ ADAMW = optimizers.AdamW(weight_decay=0.01)
 
 
 @needs_peft
-def test_of_an_exported_decoder(tmp_path: Path) -> None:
+def test_of_an_exported_decoder(tmp_path):
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=False)
     spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
@@ -41,9 +41,9 @@ def test_of_an_exported_decoder(tmp_path: Path) -> None:
 @needs_peft
 @pytest.mark.parametrize(("base", "part"), [("int8", (6, 24)), ("int4", (8, 16))])
 def test_of_matrices_by_rows(
-    base: Any, part: tuple[int, int], llama_file: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    base, part, llama_file, tmp_path,
+    monkeypatch,
+):  # fmt: skip
     monkeypatch.setattr(rows, "LARGEST_PART", 150)
     module = unpacked(llama.llama(), llama_file, base)
     follow(module, llama_file, tmp_path, SPECS["lora"], base=base, segments=True)
@@ -52,9 +52,7 @@ def test_of_matrices_by_rows(
 
 @needs_peft
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_of_an_exported_decoder_by_rows(
-    symmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_an_exported_decoder_by_rows(symmetric, tmp_path, monkeypatch):
     """Its matrices are stored with the outputs first, and may have zero points."""
     monkeypatch.setattr(rows, "LARGEST_PART", 150)
     model = tmp_path / "model.onnx"
@@ -95,7 +93,7 @@ def trained(folder: Path, steps: int, checkpoint: Path | None = None) -> tuple[A
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("more", [{"accumulation_steps": 2}, {"loss_options": {"words": 5}}])
-def test_as_one_model(kind: str, more: dict[str, Any], llama_file: Path, tmp_path: Path) -> None:
+def test_as_one_model(kind, more, llama_file, tmp_path):
     more = {"adapter": SPECS[kind], **more}
     whole, losses = trained(built(llama_file, tmp_path / "one", segments=False, **more), 10)
     cut, again = trained(built(llama_file, tmp_path / "cut", **more), 10)
@@ -111,9 +109,7 @@ def assert_alike(ours: CheckpointState, wanted: CheckpointState) -> None:
             np.testing.assert_allclose(found, parameter.data, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_two_pieces_as_one(
-    llama_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_pieces_as_one(llama_file, tmp_path, monkeypatch):
     """Where there are many pieces, less lies between fewer of them."""
     _, losses = trained(built(llama_file, tmp_path / "four"), 3)
     monkeypatch.setattr(rows, "_MANY", 4)
@@ -124,7 +120,7 @@ def test_two_pieces_as_one(
     np.testing.assert_allclose(trained(folder, 3)[1], losses, rtol=1e-6)
 
 
-def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_path: Path) -> None:
+def test_blocks_share_models_and_weights_are_stored_once(llama_file, tmp_path):
     """Two blocks are four segments of two kinds; a segment's models hold no matrix."""
     folder = built(llama_file, tmp_path, loss_options={"words": 8})
     info = Package.open(folder).manifest.segments
@@ -140,9 +136,7 @@ def test_blocks_share_models_and_weights_are_stored_once(llama_file: Path, tmp_p
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("base", [None, "int4"])
 @pytest.mark.parametrize("kept", [1, 3, 99])
-def test_products_that_are_kept(
-    kept: int, base: Any, kind: str, llama_file: Path, tmp_path: Path
-) -> None:
+def test_products_that_are_kept(kept, base, kind, llama_file, tmp_path):
     """Backward models of the last segments do not compute them again."""
     given = {"base": base, "adapter": SPECS[kind]}
     plain = built(llama_file, tmp_path / "plain", **given)
@@ -162,7 +156,7 @@ def test_products_that_are_kept(
     verify_package(keeping)
 
 
-def test_products_are_kept_between_segments_only(llama_file: Path, tmp_path: Path) -> None:
+def test_products_are_kept_between_segments_only(llama_file, tmp_path):
     with refused("segments-missing", "products can only be kept"):
         built(llama_file, tmp_path, segments=False, keep_products=2)
 
@@ -181,7 +175,7 @@ def _backward(folder: Path) -> tuple[list[int], list[int]]:
     return computed, taken
 
 
-def test_resuming_gives_the_same_bits(llama_file: Path, tmp_path: Path) -> None:
+def test_resuming_gives_the_same_bits(llama_file, tmp_path):
     folder = built(llama_file, tmp_path / "package")
     state, through = trained(folder, 6)
     half, module, optimizer = open_training(folder)
@@ -193,7 +187,7 @@ def test_resuming_gives_the_same_bits(llama_file: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.parameters[name].data, parameter.data)
 
 
-def test_lengths_change_from_step_to_step(tmp_path: Path) -> None:
+def test_lengths_change_from_step_to_step(tmp_path):
     from benchmarks.decoder.model import SHAPES, write_model
 
     model = write_model(SHAPES["small"], tmp_path / "model")
@@ -213,7 +207,7 @@ def test_lengths_change_from_step_to_step(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-6)
 
 
-def test_activations_in_a_file(llama_file: Path, tmp_path: Path) -> None:
+def test_activations_in_a_file(llama_file, tmp_path):
     """The same bits, for batches of any size, and nothing is left in the folder."""
     folder, place = built(llama_file, tmp_path / "package"), tmp_path / "activations"
     place.mkdir()
@@ -228,15 +222,13 @@ def test_activations_in_a_file(llama_file: Path, tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
-def test_a_folder_for_activations_that_is_not_there(llama_file: Path, tmp_path: Path) -> None:
+def test_a_folder_for_activations_that_is_not_there(llama_file, tmp_path):
     folder = built(llama_file, tmp_path / "package")
     with refused("file-not-written", "could not be used"):
         open_training(folder, activations=tmp_path / "none")
 
 
-def test_onnxruntime_has_nothing_to_say_of_native_segments(
-    llama_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_onnxruntime_has_nothing_to_say_of_native_segments(llama_file, tmp_path, capfd):
     """It warns of an initializer that nothing reads, at each session."""
     folder = built(llama_file, tmp_path / "package", native=True, loss_options={"words": 7})
     assert capfd.readouterr().err == ""
@@ -245,7 +237,7 @@ def test_onnxruntime_has_nothing_to_say_of_native_segments(
     assert capfd.readouterr().err == ""
 
 
-def test_what_cannot_be_cut_says_so(llama_file: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_cut_says_so(llama_file, tmp_path):
     dropout = AdapterSpec("lora", ("*.q_proj",), (), 3, 5.0, dropout=0.1)
     for code, more in (
         ("segments-unsupported", {"adapter": dropout}),
@@ -257,14 +249,14 @@ def test_what_cannot_be_cut_says_so(llama_file: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "package").exists()
 
 
-def test_one_layer_has_no_place_to_cut(tmp_path: Path) -> None:
+def test_one_layer_has_no_place_to_cut(tmp_path):
     text = "net (float[batch, 40] x) => (float[batch, 10] y) { y = MatMul (x, w) }"
     model = parsed(text, w=np.ones((40, 10), np.float32))
     with refused("segments-not-found"):
         build_package(model, tmp_path, loss="cross_entropy", segments=True)
 
 
-def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
+def test_an_input_that_nothing_reads_stays_one(tmp_path):
     text = """net (float[batch, 40] input, float[batch] unread) => (float[batch, 40] output)
         { hidden = MatMul (input, v) bent = Relu (hidden) output = MatMul (bent, w) }"""
     value = np.random.default_rng(3).standard_normal((40, 40), np.float32)
@@ -289,7 +281,7 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
     ("tensors", [{"name": "a", "dtype": "int3", "shape": [2], "offset": 0}]),
     ("tensors", [{"name": "a", "dtype": "int8", "shape": [2], "offset": 1}]),
 ])  # fmt: skip
-def test_hostile_segments(key: str, value: object, llama_file: Path, tmp_path: Path) -> None:
+def test_hostile_segments(key, value, llama_file, tmp_path):
     folder = built(llama_file, tmp_path)
     edit(folder, lambda content: content["segments"].update({key: value}))
     with refused("manifest-invalid"):
@@ -306,9 +298,7 @@ CONTRADICTIONS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CONTRADICTIONS)
-def test_segments_that_contradict_their_files(
-    change: str, llama_file: Path, tmp_path: Path
-) -> None:
+def test_segments_that_contradict_their_files(change, llama_file, tmp_path):
     """Nothing is read beyond the file of weights, whatever a manifest says of it."""
     folder = built(llama_file, tmp_path)
     edit(folder, lambda content: CONTRADICTIONS[change](content["segments"]))
@@ -318,7 +308,7 @@ def test_segments_that_contradict_their_files(
 
 
 @pytest.mark.parametrize("name", ["adapter.onnx_adapter", "peft"])
-def test_the_adapter_is_saved_and_loaded(name: str, llama_file: Path, tmp_path: Path) -> None:
+def test_the_adapter_is_saved_and_loaded(name, llama_file, tmp_path):
     """Both forms; others' readers of them agree."""
     package = Package.open(built(llama_file, tmp_path / "package"))
     state, _ = trained(package.path, 2)
@@ -337,7 +327,7 @@ def test_the_adapter_is_saved_and_loaded(name: str, llama_file: Path, tmp_path: 
         np.testing.assert_array_equal(again.parameters[key].data, array)
 
 
-def test_verify(llama_file: Path, tmp_path: Path) -> None:
+def test_verify(llama_file, tmp_path):
     found = verify_package(built(llama_file, tmp_path))
     assert found.steps.training_loss is not None
     assert found.steps.evaluation_loss is not None
@@ -359,9 +349,7 @@ def _last_tensor(content: dict[str, Any]) -> dict[str, Any]:
     (lambda c: c["segments"]["segments"][-1].pop("names"), "parameters"),
     (lambda c: c["segments"]["segments"].pop(), "parameters"),
 ])  # fmt: skip
-def test_verify_a_manifest_that_says_otherwise(
-    change: Callable[[dict[str, Any]], None], says: str, llama_file: Path, tmp_path: Path
-) -> None:
+def test_verify_a_manifest_that_says_otherwise(change, says, llama_file, tmp_path):
     edit(built(llama_file, tmp_path), change)
     with pytest.raises(OdtpackError) as caught:
         verify_package(tmp_path)
@@ -369,7 +357,7 @@ def test_verify_a_manifest_that_says_otherwise(
     assert says in caught.value.what
 
 
-def test_what_needs_one_model_refuses(llama_file: Path, tmp_path: Path) -> None:
+def test_what_needs_one_model_refuses(llama_file, tmp_path):
     package = Package.open(built(llama_file, tmp_path))
     assert package.manifest.self_check.reason is not None
     with refused("segments-unsupported"):

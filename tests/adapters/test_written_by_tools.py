@@ -1,6 +1,5 @@
 """Models that exporters wrote train as PEFT trains the models they were exported from."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def twin(name: str) -> Any:
 
 @needs_peft
 @pytest.mark.parametrize("name", GENAI)
-def test_forward_is_that_of_the_kernels_and_of_pytorch(name: str) -> None:
+def test_forward_is_that_of_the_kernels_and_of_pytorch(name):
     path = HERE / name / "model.onnx"
     proto = onnx.load(path)
     for node in proto.graph.node:
@@ -74,7 +73,7 @@ def test_forward_is_that_of_the_kernels_and_of_pytorch(name: str) -> None:
 @needs_peft
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("name", GENAI)
-def test_ten_steps_agree_with_peft(name: str, segments: bool, tmp_path: Path) -> None:
+def test_ten_steps_agree_with_peft(name, segments, tmp_path):
     model = HERE / name / "model.onnx"
     follow(twin(name), model, tmp_path, SPEC, LOSS, llama.batch(), segments=segments)
 
@@ -83,9 +82,7 @@ def test_ten_steps_agree_with_peft(name: str, segments: bool, tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("name", ["genai-llama-tied-int4", "genai-llama-tied-fp32"])
-def test_adapter_on_a_tied_embedding_agrees_with_peft(
-    name: str, segments: bool, tmp_path: Path
-) -> None:
+def test_adapter_on_a_tied_embedding_agrees_with_peft(name, segments, tmp_path):
     spec = AdapterSpec("lora", ("*embed_tokens", "*.q_proj"), (), RANK, ALPHA)
     model = HERE / name / "model.onnx"
     follow(twin(name), model, tmp_path, spec, LOSS, llama.batch(), segments=segments)
@@ -94,9 +91,7 @@ def test_adapter_on_a_tied_embedding_agrees_with_peft(
 @needs_peft
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("name", OPTIMUM)
-def test_ten_steps_with_mask_and_positions_agree_with_peft(
-    name: str, segments: bool, tmp_path: Path
-) -> None:
+def test_ten_steps_with_mask_and_positions_agree_with_peft(name, segments, tmp_path):
     ids, labels = llama.batch()
     places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
     data = (ids, np.ones_like(ids), places, labels)
@@ -104,7 +99,7 @@ def test_ten_steps_with_mask_and_positions_agree_with_peft(
     follow(module, HERE / name / "model.onnx", tmp_path, SPEC, LOSS, data, segments=segments)
 
 
-def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
+def test_float16_within_a_budget_follows_what_has_none(tmp_path):
     """ONNX Runtime computes much of it in float32, under names of its own."""
     model = tmp_path / "half.onnx"
     onnx.save(onnx.load(HERE / "genai-llama-tied-fp32" / "model.onnx"), model)
@@ -132,7 +127,7 @@ def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
 
 @needs_peft
 @pytest.mark.parametrize("name", ["genai-qwen3-int4", "genai-phi3-int4"])
-def test_what_peft_trained_is_imported(name: str, tmp_path: Path) -> None:
+def test_what_peft_trained_is_imported(name, tmp_path):
     from peft import get_peft_model
 
     package = tmp_path / "package"

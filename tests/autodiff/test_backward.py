@@ -17,7 +17,6 @@ from odtpack.ort import webgpu
 from odtpack_runtime.session.device import Device
 from tests.autodiff.oracle import (
     Array,
-    Case,
     add_gradients,
     ask_torch,
     feeds_of,
@@ -55,14 +54,14 @@ X, SEED = normal(2, 3), normal(2, 3, seed=1)
 FEEDS = {"x": X, "seed_y": SEED}
 
 
-def test_contributions_of_every_use_add_up() -> None:
+def test_contributions_of_every_use_add_up():
     found = gradients(net("a = Sin(x) b = Exp(x) c = Mul(a, x) s = Add(a, b) y = Add(s, c)"),
                       ["x"], FEEDS)  # fmt: skip
     expected = SEED * (np.cos(X) * (1 + X) + np.exp(X) + np.sin(X))
     np.testing.assert_allclose(found["x"], expected, rtol=1e-5)
 
 
-def test_a_value_may_enter_a_node_twice() -> None:
+def test_a_value_may_enter_a_node_twice():
     np.testing.assert_allclose(
         gradients(net("y = Mul(x, x)"), ["x"], FEEDS)["x"], 2 * X * SEED, rtol=1e-6
     )
@@ -84,9 +83,7 @@ BOUNDS = ", ".join(["int64[1] one = {1}", *(f"int64[1] c{i} = {{{i}}}" for i in 
     pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
     pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
 ])  # fmt: skip
-def test_cotangents_of_the_parts_of_a_value_are_joined(
-    bounds: tuple[tuple[int, int], ...], joined: bool
-) -> None:
+def test_cotangents_of_the_parts_of_a_value_are_joined(bounds, joined):
     parts = [f"s{i} = {SLICE.format(*b)} e{i} = Exp(s{i})" for i, b in enumerate(bounds)]
     sums = [f"r{i} = ReduceSum <keepdims = 0> (e{i})" for i in range(len(bounds))]
     names = ", ".join(f"r{i}" for i in range(len(bounds)))
@@ -100,7 +97,7 @@ def test_cotangents_of_the_parts_of_a_value_are_joined(
     assert ("Concat" in used, "Pad" in used) == (joined, not joined)
 
 
-def test_outputs_add_up_and_may_depend_on_each_other() -> None:
+def test_outputs_add_up_and_may_depend_on_each_other():
     model = net("y = Sin(x) z = Exp(y)", outputs="float[2, 3] y, float[2, 3] z")
     other = normal(2, 3, seed=2)
     found = gradients(model, ["x"], {**FEEDS, "seed_z": other})
@@ -108,14 +105,14 @@ def test_outputs_add_up_and_may_depend_on_each_other() -> None:
     np.testing.assert_allclose(found["x"], expected, rtol=1e-5)
 
 
-def test_branches_that_the_loss_does_not_see_are_not_differentiated() -> None:
+def test_branches_that_the_loss_does_not_see_are_not_differentiated():
     model = net("unused = custom.Unknown(x) dead = Exp(x) y = Sin(x)")
     before = len(model.graph)
     assert list(add_gradients(model, ["x"])[1]) == ["x"]
     assert [n.op_type for n in list(model.graph)[before:]] == ["Cos", "Mul", "Identity"]
 
 
-def test_branches_that_no_source_reaches_are_not_differentiated() -> None:
+def test_branches_that_no_source_reaches_are_not_differentiated():
     model = net("data = custom.Unknown(x) y = Mul(data, w)", inputs="float[2, 3] x, float[3] w")
     values(model)["data"].type, values(model)["data"].shape = ir.TensorType(1), ir.Shape([2, 3])
     before = len(model.graph)
@@ -123,12 +120,12 @@ def test_branches_that_no_source_reaches_are_not_differentiated() -> None:
     assert [n.op_type for n in list(model.graph)[before:]] == ["Mul", "ReduceSum", "Identity"]
 
 
-def test_a_source_that_the_loss_does_not_depend_on_is_left_out() -> None:
+def test_a_source_that_the_loss_does_not_depend_on_is_left_out():
     model = net("y = Sin(x)", inputs="float[2, 3] x, float[3] w")
     assert list(add_gradients(model, ["w", "x"])[1]) == ["x"]
 
 
-def test_interior_values_may_be_sources() -> None:
+def test_interior_values_may_be_sources():
     model = net("h = Sin(x) g = Exp(h) y = Mul(g, h)")
     found = values(model)
     op = Ops(model.graph)
@@ -143,13 +140,13 @@ def test_interior_values_may_be_sources() -> None:
     np.testing.assert_allclose(outputs["dx"], outputs["dh"] * np.cos(X), rtol=1e-5)
 
 
-def test_a_seed_may_be_the_source_itself() -> None:
+def test_a_seed_may_be_the_source_itself():
     model = net("y = Sin(x)")
     x = values(model)["x"]
     assert differentiate(model.graph, {x: x}, [x], Ops(model.graph)) == {x: x}
 
 
-def test_gradients_stop_at_operators_without_a_slope() -> None:
+def test_gradients_stop_at_operators_without_a_slope():
     model = net("f = Floor(x) y = Mul(f, x)")
     np.testing.assert_allclose(gradients(model, ["x"], FEEDS)["x"], SEED * np.floor(X), rtol=1e-6)
     integers = net("i = Cast<to=7>(x) f = Cast<to=1>(i) y = Mul(f, x)")
@@ -157,7 +154,7 @@ def test_gradients_stop_at_operators_without_a_slope() -> None:
     np.testing.assert_allclose(gradients(integers, ["x"], FEEDS)["x"], expected, rtol=1e-6)
 
 
-def test_without_rule_the_error_names_operator_node_opset_and_parameters() -> None:
+def test_without_rule_the_error_names_operator_node_opset_and_parameters():
     model = net(
         "h = Mul(x, w) k = Add(h, v) u = custom.Fancy(k) y = Add(u, free)",
         inputs="float[2, 3] x, float[3] w, float[3] v, float[3] free",
@@ -172,7 +169,7 @@ def test_without_rule_the_error_names_operator_node_opset_and_parameters() -> No
     assert "free'" not in text.replace("--freeze", "")
 
 
-def test_without_rule_inside_of_a_body_the_error_names_the_inner_node() -> None:
+def test_without_rule_inside_of_a_body_the_error_names_the_inner_node():
     branches = (
         "then_branch = t () => (float[2, 3] r) { q = Mul(a, w) r = custom.Fancy(q) }, "
         "else_branch = e () => (float[2, 3] s) { s = Identity(a) }"
@@ -187,7 +184,7 @@ def test_without_rule_inside_of_a_body_the_error_names_the_inner_node() -> None:
         add_gradients(model, ["w"])
 
 
-def test_what_a_rule_does_not_cover_is_an_error_that_names_the_node() -> None:
+def test_what_a_rule_does_not_cover_is_an_error_that_names_the_node():
     model = net("y = Det(x)", inputs="float[n, n] x", outputs="float y")
     next(iter(model.graph)).name = "volume"
     with refused("unsupported-node", "'volume' \\(Det\\): the length of axis"):
@@ -200,7 +197,7 @@ def custom(rule: Callable[[Context], Cotangents], **options: bool) -> Registry:
     return registry
 
 
-def test_a_rule_may_leave_out_inputs() -> None:
+def test_a_rule_may_leave_out_inputs():
     model = net("y = custom.Fancy(x, w, x)", inputs="float[2, 3] x, float[2, 3] w")
     found = values(model)
     op, seed = Ops(model.graph), ir.val("seed")
@@ -213,7 +210,7 @@ def test_a_rule_may_leave_out_inputs() -> None:
     assert differentiate(model.graph, {found["y"]: seed}, [found["w"]], op, first_only) == {}
 
 
-def test_a_rule_sees_which_inputs_and_outputs_count() -> None:
+def test_a_rule_sees_which_inputs_and_outputs_count():
     model = net(
         "y, z = custom.Fancy(x, w, , x)", inputs="float[2, 3] x, float[2, 3] w",
         outputs="float[2, 3] y, float[2, 3] z",
@@ -233,7 +230,7 @@ def test_a_rule_sees_which_inputs_and_outputs_count() -> None:
     assert seen == [([False, True, False, False, False], None, seed)]
 
 
-def test_the_newest_rule_not_past_the_opset_wins() -> None:
+def test_the_newest_rule_not_past_the_opset_wins():
     registry = Registry()
     rules = [Rule(lambda ctx: [], since=since) for since in (1, 13, 18)]
     for rule in (rules[1], rules[2], rules[0]):
@@ -280,9 +277,9 @@ def declared(shape: tuple[int, ...], kinds: list[str], prefix: str) -> list[int 
     opset=st.sampled_from([12, 17]),
 )
 def test_cotangents_have_the_shapes_of_broadcast_inputs(
-    pair: tuple[tuple[int, ...], tuple[int, ...]], kinds: list[str], same_symbols: bool,
-    ranks: bool, op_type: str, opset: int,
-) -> None:  # fmt: skip
+    pair, kinds, same_symbols,
+    ranks, op_type, opset,
+):  # fmt: skip
     opset = opset if ranks else 17
     shapes = dict(zip("ab", pair, strict=True))
     result = np.broadcast_shapes(*pair)
@@ -317,7 +314,7 @@ def test_cotangents_have_the_shapes_of_broadcast_inputs(
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_before_opset_13_unknown_ranks_cannot_be_summed_to() -> None:
+def test_before_opset_13_unknown_ranks_cannot_be_summed_to():
     model = net("y = Add(x, w)", inputs="float[n, 3] x, float[] w", opset=12,
                 outputs="float[n, 3] y")  # fmt: skip
     with refused("unknown-shape", "must be known"):
@@ -339,7 +336,7 @@ DEVICES = [
     "case",
     split(FIRST, lambda case: case.op in {*webgpu._ALSO, "MaxPool"}, name=lambda case: case.id),
 )
-def test_gradient_is_that_of_the_processor(case: Case, device: str) -> None:
+def test_gradient_is_that_of_the_processor(case, device):
     expected, seeds = ask_torch(case)
     with np.errstate(over="ignore"):  # bounds of a Clip may be the largest float32
         model, names = gradient_model(case)
@@ -364,7 +361,7 @@ def off(one: Array, other: Array) -> float:
     "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
     'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
 ])  # fmt: skip
-def test_positions_of_maxima_are_those_of_the_kernel(settings: str) -> None:
+def test_positions_of_maxima_are_those_of_the_kernel(settings):
     model = parsed(
         "g (float[N, 3, 13, 11] x) => (float[N, 3, a, b] y, int64[N, 3, a, b] i) "
         f"{{ y, i = MaxPool <{settings}> (x) }}"

@@ -66,7 +66,7 @@ def grown(case: Case) -> Iterator[tuple[str, Case, int]]:
 
 
 @pytest.mark.parametrize("case", first_cases(), ids=lambda case: case.id)
-def test_constants_are_linear(case: Case) -> None:
+def test_constants_are_linear(case):
     for where, longer, size in grown(case):
         try:
             model, _ = gradient_model(longer)
@@ -89,7 +89,7 @@ RESIZED = {
 
 
 @pytest.mark.parametrize("case", RESIZED.values(), ids=lambda case: case.id)
-def test_resize_of_long_axes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_of_long_axes(case, monkeypatch):
     """The weights that are not zero do for the matrix, a few rows at a time."""
     monkeypatch.setattr(resampling, "_LARGEST", 0)
     monkeypatch.setattr(resampling, "_ROWS", 3)
@@ -123,7 +123,7 @@ def optimized(path: Path, folder: Path) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
-def test_every_reader_has_a_chain_of_its_own(base: str, tmp_path: Path) -> None:
+def test_every_reader_has_a_chain_of_its_own(base, tmp_path):
     spec = AdapterSpec("lora", ("w*",), rank=2)
     build_package(chain(), tmp_path / "package", loss="mse", adapter=spec, base=base)
     # Forward each weight is read once, and backward all but the first.
@@ -138,7 +138,7 @@ def test_every_reader_has_a_chain_of_its_own(base: str, tmp_path: Path) -> None:
         assert all(node.input[1] in computed for node in unpacking if base != "nf4")
 
 
-def test_products_of_integers_stay(tmp_path: Path) -> None:
+def test_products_of_integers_stay(tmp_path):
     """A model that was quantized as a whole is left to ONNX Runtime's integer kernels."""
     text = " ".join(
         f"q{i} = QuantizeLinear(h{i}, step, zero) d{i} = DequantizeLinear(q{i}, step, zero) "

@@ -22,7 +22,7 @@ FIRST = {case.op: case.id for case in reversed(CASES)}.values()
 @pytest.mark.parametrize(
     "case", split(CASES, lambda case: case.id in FIRST, name=lambda case: case.id)
 )
-def test_gradient_is_that_of_both_oracles(case: Case) -> None:
+def test_gradient_is_that_of_both_oracles(case):
     check(case)
 
 
@@ -63,7 +63,7 @@ RANDOM = {
 
 @pytest.mark.parametrize("level", ["off", "all"])
 @pytest.mark.parametrize("name", RANDOM)
-def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> None:
+def test_what_is_drawn_at_random_is_not_drawn_again(name, level):
     """y = mask w x, so that w dL/dw is the sum of y dL/dy over the turns, for its mask alone."""
     text = f"net (float[5, 40] x, float[40] w) => (float[5, 40] ys) {{ {RANDOM[name]} }}"
     model, names = add_gradients(model_of(text), ["w"])
@@ -76,7 +76,7 @@ def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> No
         np.testing.assert_allclose(gradient * w, (y * seed).sum(0), rtol=1e-4, atol=1e-4)
 
 
-def test_random_draws_whose_number_is_unknown_are_refused() -> None:
+def test_random_draws_whose_number_is_unknown_are_refused():
     text = """net (float[5, 40] x, float w, bool[40] keep) => (float[5, 40] ys) {
       ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
         some = Compress(part, keep) noise = RandomNormalLike(some) n = Mul(noise, w)
@@ -105,7 +105,7 @@ OTHER_ROWS = {
 
 @pytest.mark.parametrize("declared", ["float[]", "float[a, b]"])
 @pytest.mark.parametrize("rows", OTHER_ROWS)
-def test_a_carried_value_whose_number_of_rows_changes_is_refused(rows: str, declared: str) -> None:
+def test_a_carried_value_whose_number_of_rows_changes_is_refused(rows, declared):
     text = GROWING.format(declared=declared, body=OTHER_ROWS[rows])
     model = model_of(text)
     with refused("unsupported-node", r"carries and whose shape (may )?change"):
@@ -142,12 +142,12 @@ net (int64 m, float[3] h, float[3] w) => (float[3] last) {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
+def test_what_a_loop_does_not_cover_is_refused(why):
     with pytest.raises(OdtpackError, match=why):
         add_gradients(inferred(REFUSED[why]), ["w"])
 
 
-def test_a_weight_is_not_summed_up_turn_by_turn() -> None:
+def test_a_weight_is_not_summed_up_turn_by_turn():
     """Its products are one product behind the loop, which carries only what is left."""
     case = next(case for case in CASES if case.id == "Scan-opset16")
     model, _ = add_gradients(forward_model(case), ["w", "b"])

@@ -144,14 +144,14 @@ def check(head: str, body: str, feeds: dict[str, np.ndarray], wrt: list[str]) ->
 
 
 @pytest.mark.parametrize("form", ATTENTION)
-def test_gradients_of_attention_survive_a_row_that_is_masked_as_a_whole(form: str) -> None:
+def test_gradients_of_attention_survive_a_row_that_is_masked_as_a_whole(form):
     head, body = ATTENTION[form]
     feeds = {name: array for name, array in FEEDS.items() if f" {name}" in head}
     check(head, body, feeds, ["q", "k", "v"])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_survive_arguments_outside_of_a_domain(name: str) -> None:
+def test_gradients_survive_arguments_outside_of_a_domain(name):
     body = FUNCTIONS[name]
     w = np.array([0.5, 1.5, 2.5], np.float32)
     if name != "Log of another view":
@@ -161,7 +161,7 @@ def test_gradients_survive_arguments_outside_of_a_domain(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_that_is_zero_has_a_gradient(name: str) -> None:
+def test_a_norm_that_is_zero_has_a_gradient(name):
     body = f"{ROW} {NORMS[name]} {SCALED}"
     w = normal(len(X), seed=3)
     check("float[6] x, float[6] w", MORE + body, {"x": X / 50, "w": w}, ["x", "w"])
@@ -169,7 +169,7 @@ def test_a_norm_that_is_zero_has_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("metric", ["{-1, 1, 1}", "{1, 1, -1}"])
 @pytest.mark.parametrize("tail", ["n = Where(in, d, zero)", "m = Exp(d) n = Where(in, m, zero)"])
-def test_a_sum_with_negative_factors_is_no_norm(metric: str, tail: str) -> None:
+def test_a_sum_with_negative_factors_is_no_norm(metric, tail):
     """A product of Minkowski is negative in places, where its root is NaN."""
     body = (
         f"r = Reshape(x, shape) q = Mul(r, r) k = Constant <value = float[3] {metric}> () "
@@ -200,7 +200,7 @@ UNCHANGED = {
 
 
 @pytest.mark.parametrize("why", UNCHANGED)
-def test_a_gradient_that_cannot_be_nan_is_not_guarded(why: str) -> None:
+def test_a_gradient_that_cannot_be_nan_is_not_guarded(why):
     head, body = UNCHANGED[why]
     text = f"net ({head}) => (float[3, 5] y) {{ {NUMBERS} {body} }}"
     model = inferred(text)
@@ -227,7 +227,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("why", MASKS)
-def test_a_mask_whose_cotangent_is_finite_stays_a_product(why: str) -> None:
+def test_a_mask_whose_cotangent_is_finite_stays_a_product(why):
     numbers = (
         "small = Constant <value = float {1e-6}> () more = Constant <value = float {1.5}> () "
         "axis = Constant <value = int64[1] {1}> () "

@@ -31,7 +31,7 @@ def net(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor, t: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_one_graph_trains_on_planes_of_several_sizes(level: str) -> None:
+def test_one_graph_trains_on_planes_of_several_sizes(level):
     model = inferred(MODEL)
     wrt = [value.name or "" for value in model.graph.inputs]
     model, names = add_gradients(model, wrt)
@@ -65,9 +65,7 @@ def model(op: str, size: str, opset: int = 17, **attributes: object) -> ir.Model
     {"kernel_shape": [60, 80]},
 ], ids=["large", "dilated", "whole"])  # fmt: skip
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
-def test_nodes_do_not_grow_with_the_window(
-    op: str, attributes: dict[str, object], size: str
-) -> None:
+def test_nodes_do_not_grow_with_the_window(op, attributes, size):
     if op != "MaxPool" and "dilations" in attributes:
         opset = 19 if op == "AveragePool" else 18
     else:
@@ -78,7 +76,7 @@ def test_nodes_do_not_grow_with_the_window(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_window_that_sees_no_number_takes_no_cotangent(level: str) -> None:
+def test_a_window_that_sees_no_number_takes_no_cotangent(level):
     """Such a maximum has no place in the plane: the kernel reports one outside of it."""
     built, names = add_gradients(
         model("MaxPool", "1, 2, 6, 6", kernel_shape=[5, 5], strides=[1, 1]), ["x"]
@@ -92,6 +90,6 @@ def test_a_window_that_sees_no_number_takes_no_cotangent(level: str) -> None:
     np.testing.assert_array_equal(dx.sum((2, 3)), [[10 - 1, 26 - 8]])
 
 
-def test_too_large_a_window_for_an_old_opset_is_refused() -> None:
+def test_too_large_a_window_for_an_old_opset_is_refused():
     with refused("unsupported-node", "window of 4800 elements is too large"):
         add_gradients(model("MaxPool", "1, 2, 60, 80", 13, kernel_shape=[60, 80]), ["x"])

@@ -127,7 +127,7 @@ FIRST_IDS = set(FIRST.values())
 @pytest.mark.parametrize(
     "case", split(CASES, lambda case: case.id in FIRST_IDS, name=lambda case: case.id)
 )
-def test_gradient_of_the_body_is_that_of_both_oracles(case: Case) -> None:
+def test_gradient_of_the_body_is_that_of_both_oracles(case):
     assert REGISTRY.lookup("", case.op, case.opset) is None
     check(dataclasses.replace(case, expanded=True))
 
@@ -137,7 +137,7 @@ DEFINED = [case for case in TABLES if case.domain == "" and body_of(case) is not
 
 
 @pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.id)
-def test_a_body_computes_what_its_operator_does(case: Case) -> None:
+def test_a_body_computes_what_its_operator_does(case):
     """Without any rules whatever has a body is expanded, down to operators that have none."""
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
     expected = ask_torch(case)[0].outputs
@@ -159,14 +159,14 @@ TWO_PATHS = """net (float[batch, 3] x) => (float[batch, 3] y, float[batch, 3] z)
 <float[3] w = {1, 2, 3}> { data = Mish(x) h = Mul(data, w) y = Mish(h) z = Relu(y) }"""
 
 
-def test_only_what_lies_on_the_way_and_has_no_rule_is_expanded() -> None:
+def test_only_what_lies_on_the_way_and_has_no_rule_is_expanded():
     model = expand(inferred(TWO_PATHS, 18), ["w"])
     assert operators(model) == ["Mish", "Mul", "Softplus", "Tanh", "Mul", "Relu"]
     assert operators(expand(inferred(TWO_PATHS, 18), ["x"])).count("Softplus") == 2
     assert operators(expand(inferred(TWO_PATHS, 18), [])) == operators(inferred(TWO_PATHS, 18))
 
 
-def test_names_are_those_of_the_calls_and_come_out_the_same_each_time() -> None:
+def test_names_are_those_of_the_calls_and_come_out_the_same_each_time():
     model = expand(inferred(TWO_PATHS, 18), ["x"])
     names = [value.name for node in model.graph for value in node.outputs]
     assert names == [
@@ -179,7 +179,7 @@ def test_names_are_those_of_the_calls_and_come_out_the_same_each_time() -> None:
     assert all(value.dtype is not None for node in model.graph for value in node.outputs)
 
 
-def test_nodes_inside_a_body_are_expanded_in_their_turn() -> None:
+def test_nodes_inside_a_body_are_expanded_in_their_turn():
     case = next(c for c in CASES if c.id == "SoftmaxCrossEntropyLoss-opset17-batch")
     model = expand(forward_model(case), ["x"])
     assert "LogSoftmax" in operators(model)
@@ -200,7 +200,7 @@ def local(body: str, body_opset: int, model_opset: int = 17) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("model_opset", "body_opset"), [(17, 17), (17, 13), (15, 18)])
-def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -> None:
+def test_functions_of_the_model_are_inlined(model_opset, body_opset):
     proto = local("Add(s, b)", body_opset, model_opset)
     model = expand(infer_shapes(ir.from_proto(proto)), ["w"])
     assert not model.functions
@@ -211,19 +211,19 @@ def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -
     np.testing.assert_allclose(y, (x * 3 + w) * 0.5 + w, rtol=1e-6)
 
 
-def test_a_function_that_means_something_else_in_the_opset_of_the_model_is_refused() -> None:
+def test_a_function_that_means_something_else_in_the_opset_of_the_model_is_refused():
     for body in ("Softmax(s)", "ReduceSum <axes: ints = [0]> (s)"):
         with refused("bad-function", "written in opset 12", hint="convert_version=True"):
             expand(infer_shapes(ir.from_proto(local(body, 12))), ["w"])
 
 
-def test_a_function_that_calls_itself_is_refused() -> None:
+def test_a_function_that_calls_itself_is_refused():
     proto = local("my.twice <factor = 1.0> (s, b)", 17)
     with pytest.raises(OdtpackError, match="cannot be inlined"):
         expand(ir.from_proto(proto), ["w"])
 
 
-def test_an_operator_without_rule_and_body_stays() -> None:
+def test_an_operator_without_rule_and_body_stays():
     text = "net (float[2, 3] x) => (float[2, 3] y) { h = custom.Fancy(x) y = Mish(h) }"
     assert operators(expand(inferred(text, 18, domains=["custom"]), ["x"]))[0] == "Fancy"
 
@@ -231,7 +231,7 @@ def test_an_operator_without_rule_and_body_stays() -> None:
 # Folding
 
 
-def test_arithmetic_on_known_dimensions_is_folded() -> None:
+def test_arithmetic_on_known_dimensions_is_folded():
     model = inferred("""
     net (float[batch, 4, 6] x, int64[2] given) => (float[a, b] y, float[c, d] z)
     <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64 last = {-1},
@@ -256,7 +256,7 @@ def test_arithmetic_on_known_dimensions_is_folded() -> None:
     assert not fold(model.graph, keep=["kept"])
 
 
-def test_folding_leaves_floats_outputs_and_what_cannot_be_computed() -> None:
+def test_folding_leaves_floats_outputs_and_what_cannot_be_computed():
     model = inferred("""
     net (float[2, 3] x) => (int64[2] shape, float[2, 3] y)
     <int64 zero = {0}, int64[1] far = {9}, float[1] scale = {2}> {
@@ -269,9 +269,7 @@ def test_folding_leaves_floats_outputs_and_what_cannot_be_computed() -> None:
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(2, ["Mul", "Add"]), (3, ["Identity", "Identity"])])
-def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
-    rank: int, expected: list[str]
-) -> None:
+def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(rank, expected):
     dims = ", ".join(["batch"] + ["3"] * (rank - 1))
     text = f"""
     net (float[{dims}] x) => (float[{dims}] y, float[{dims}] z) <int64[1] two = {{2}}>
@@ -294,7 +292,7 @@ def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken: bool) -> None:
+def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken):
     """Nodes without a name get one that is unique in their graph, but not in the model."""
     text = f"""
     net (float[3] x) => (float[3] y) <bool condition = {{{int(taken)}}}>
@@ -318,7 +316,7 @@ def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken: bool
 
 
 @pytest.mark.parametrize("shape", [None, [10**12]])
-def test_folding_makes_no_large_values(shape: list[int] | None) -> None:
+def test_folding_makes_no_large_values(shape):
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 17}, name="g")
     op = Ops(graph)
     for wide in (op.Expand(op.ints(1), op.ints(10**12)), op.Tile(op.ints(1), op.ints(10**12))):
@@ -327,7 +325,7 @@ def test_folding_makes_no_large_values(shape: list[int] | None) -> None:
     assert not fold(graph)
 
 
-def test_a_cast_to_the_same_type_is_dropped() -> None:
+def test_a_cast_to_the_same_type_is_dropped():
     """Of float32 too; a cast that changes the type stays, and so does the name of an output."""
     model = inferred(
         "g (float[2] x) => (float[2] y) { "

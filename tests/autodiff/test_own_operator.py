@@ -32,9 +32,7 @@ def guide(folder: Path, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     return model
 
 
-def test_the_gradient_is_that_of_finite_differences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_is_that_of_finite_differences(tmp_path, monkeypatch):
     guide(tmp_path, monkeypatch)
     state, module, _ = open_training(tmp_path / "whitened")
     random = np.random.default_rng(0)
@@ -52,9 +50,7 @@ def test_the_gradient_is_that_of_finite_differences(
         np.testing.assert_allclose(gradient[place], (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
 
 
-def test_without_a_rule_the_build_names_the_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_rule_the_build_names_the_operator(tmp_path, monkeypatch):
     model = guide(tmp_path, monkeypatch)
     del REGISTRY._rules[DOMAIN, "Inverse"]
     with pytest.raises(OdtpackError, match="Inverse") as caught:
@@ -62,9 +58,7 @@ def test_without_a_rule_the_build_names_the_operator(
     assert DOMAIN in str(caught.value)
 
 
-def test_an_operator_without_gradient_stops_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_without_gradient_stops_it(tmp_path, monkeypatch):
     model = guide(tmp_path, monkeypatch)
     del REGISTRY._rules[DOMAIN, "Inverse"]
     non_differentiable("Inverse", domain=DOMAIN)
@@ -72,7 +66,7 @@ def test_an_operator_without_gradient_stops_it(
         build_package(model, tmp_path / "refused", loss="mse")
 
 
-def test_a_second_rule_for_the_same_version_is_refused() -> None:
+def test_a_second_rule_for_the_same_version_is_refused():
     def rule(ctx: Context) -> None:
         raise AssertionError
 

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,11 +87,11 @@ REPRESENTATIVES = {case.id for case in representatives(CASES)}
 @pytest.mark.parametrize(
     "case", split(CASES, lambda case: case.id in REPRESENTATIVES, name=lambda case: case.id)
 )
-def test_gradient_is_that_of_both_oracles(case: Case) -> None:
+def test_gradient_is_that_of_both_oracles(case):
     check(case)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_case():
     found = {}
     for case in CASES:
         rule = REGISTRY.lookup(case.domain, case.op, case.opset if not case.domain else 1)
@@ -108,7 +107,7 @@ def test_every_rule_has_a_case() -> None:
     assert not missing
 
 
-def test_every_attribute_and_every_word_that_a_rule_reads_has_cases() -> None:
+def test_every_attribute_and_every_word_that_a_rule_reads_has_cases():
     """Each attribute takes two values, left out being one; each word it is compared with occurs."""
     given: dict[tuple[str, str], dict[str, set[str]]] = {}
     for case in CASES:
@@ -155,7 +154,7 @@ def _words(value: Any) -> set[str]:
     return {str(part) for part in parts}
 
 
-def test_no_two_cases_have_one_name() -> None:
+def test_no_two_cases_have_one_name():
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
 
@@ -164,7 +163,7 @@ NOT_DIFFERENTIABLE = [(d, o) for d, o, rule in REGISTRY.entries() if not rule.di
 
 
 @pytest.mark.parametrize(("domain", "op_type"), NOT_DIFFERENTIABLE)
-def test_no_gradient_passes_a_piecewise_constant_operator(domain: str, op_type: str) -> None:
+def test_no_gradient_passes_a_piecewise_constant_operator(domain, op_type):
     """L = f(x) + 2 x, where f is the operator: only the second term contributes."""
     x = ir.val("x", ir.DataType.FLOAT, [3])
     node = ir.node(op_type, [x], domain=domain, name="f")
@@ -187,9 +186,9 @@ def test_no_gradient_passes_a_piecewise_constant_operator(domain: str, op_type: 
     (0.4, True, ("ratio", "training"), 0.6), (0.4, False, ("ratio", "training"), None),
 ])  # fmt: skip
 def test_dropout_lets_through_what_it_kept(
-    ratio: float | None, training: bool | None, runtime: tuple[str, ...], kept: float | None,
-    level: str,
-) -> None:  # fmt: skip
+    ratio, training, runtime, kept,
+    level,
+):  # fmt: skip
     inputs = {"x": normal(40, 50) + 3, "ratio": None if ratio is None else np.float32(ratio)}
     if training is not None:
         inputs["training"] = np.array(training)
@@ -210,7 +209,7 @@ def test_dropout_lets_through_what_it_kept(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 2)])
-def test_training_mode_batch_normalization(shape: tuple[int, ...], level: str) -> None:
+def test_training_mode_batch_normalization(shape, level):
     inputs: dict[str, Array | None] = {
         "x": normal(*shape) * 2 + 1, "scale": spread(3, seed=1), "bias": normal(3, seed=2),
         "mean": normal(3, seed=3), "var": spread(3, low=0.5, seed=4),
@@ -236,7 +235,7 @@ def test_training_mode_batch_normalization(shape: tuple[int, ...], level: str) -
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_written_out_gelu(level: str) -> None:
+def test_written_out_gelu(level):
     x = ir.val("x", ir.DataType.FLOAT, ["batch", 7])
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="g")
     op = Ops(graph)
@@ -255,7 +254,7 @@ def test_written_out_gelu(level: str) -> None:
     np.testing.assert_allclose(found[names["x"]], tensor.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_repeated_indices_lose_nothing_when_threads_share_the_work() -> None:
+def test_repeated_indices_lose_nothing_when_threads_share_the_work():
     """Many rows of a batch read the same two rows of a table, in two threads."""
     indices = np.random.default_rng(0).integers(0, 2, 4000)
     table = np.zeros((3, 256), np.float32)
@@ -330,9 +329,9 @@ NOT_COVERED = [
     ids=[f"{row[0]}-{row[-1]}" for row in NOT_COVERED],
 )  # fmt: skip
 def test_what_is_not_covered_is_refused(
-    op_type: str, inputs: dict[str, Array | None], attrs: dict[str, object],
-    options: dict[str, Any], opset: int, why: str,
-) -> None:  # fmt: skip
+    op_type, inputs, attrs,
+    options, opset, why,
+):  # fmt: skip
     case = Case(op_type, inputs, torch.relu, opset, attrs, wrt=[next(iter(inputs))], **options)
     model = forward_model(case)
     with refused("unsupported-node", why, "'node'"):
@@ -347,9 +346,7 @@ collect_once = functools.cache(collect)
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_gradient_of_a_node_case_is_wrong(
-    part: int, record_property: Callable[[str, Any], None]
-) -> None:
+def test_no_gradient_of_a_node_case_is_wrong(part, record_property):
     cases = collect_once()[part::PARTS]
     assert cases
     verdicts = {case.name: judge(case) for case in cases}
@@ -394,14 +391,14 @@ SETTINGS = settings(
 
 @settings(SETTINGS, max_examples=25)
 @given(random_graphs())
-def test_gradients_are_those_of_finite_differences(graph: RandomGraph) -> None:
+def test_gradients_are_those_of_finite_differences(graph):
     compared(graph)
 
 
 @pytest.mark.sweep
 @SETTINGS
 @given(random_graphs())
-def test_gradients_of_many_graphs_are_those_of_finite_differences(graph: RandomGraph) -> None:
+def test_gradients_of_many_graphs_are_those_of_finite_differences(graph):
     compared(graph)
 
 

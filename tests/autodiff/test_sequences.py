@@ -62,7 +62,7 @@ MORE = (
 @pytest.mark.parametrize(
     ("function", "outputs", "body"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
-def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: int) -> None:  # type: ignore[no-untyped-def]
+def test_gradient_is_that_of_pytorch(function, outputs, body, opset):  # type: ignore[no-untyped-def]
     if opset < 15:  # without CastLike, and Identity of sequences
         body = body.replace("CastLike(n, x)", "Cast<to = 1>(n)")
         body = body.replace("v = Identity(t) u = SequenceErase(v,", "u = SequenceErase(t,")
@@ -85,15 +85,13 @@ def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: i
     ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
     ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
 ])  # fmt: skip
-def test_what_is_known_only_when_the_model_runs_is_refused(
-    body: str, batch: str, operator: str
-) -> None:
+def test_what_is_known_only_when_the_model_runs_is_refused(body, batch, operator):
     expanded = expand(model(body, "float[n, 6] y", batch=batch), ["x"])
     with refused("no-gradient", f"operator {operator} .* has no gradient"):
         add_gradients(expanded, ["x"])
 
 
-def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
+def test_elements_inside_of_a_branch_have_the_shape_of_a_run():
     """The standard ignores keepdims beside a length, ONNX Runtime does not."""
     body = (
         "f = Equal(at, zero) y = If (f) <then_branch = t () => (float[p, q] a) {"
@@ -109,7 +107,7 @@ def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
         np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 
-def test_a_list_that_a_loop_returns_twice_has_no_gradient() -> None:
+def test_a_list_that_a_loop_returns_twice_has_no_gradient():
     text = """g (int64 m, float[3] h, float[3] w) => (float[n, 3] y, float[k, 3] z) {
       empty = SequenceEmpty()
       one, two = Loop <body = turn (int64 i, bool go, seq(float[3]) s, seq(float[3]) r)
@@ -122,7 +120,7 @@ def test_a_list_that_a_loop_returns_twice_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(("new_axis", "part"), [(0, "float[1, 3]"), (1, "float[3]")])
-def test_what_a_loop_appends_in_each_turn_is_stacked(new_axis: int, part: str) -> None:
+def test_what_a_loop_appends_in_each_turn_is_stacked(new_axis, part):
     text = f"""g (int64 m, {part} h, float[3] w) => (float[n, 3] y, {part} last, float[q] sums) {{
       empty = SequenceEmpty()
       last, list, sums = Loop <body = turn (int64 i, bool go, {part} a, seq({part}) s)
@@ -156,7 +154,7 @@ POSITIONS = {
 
 @pytest.mark.parametrize("place", range(-4, 5))
 @pytest.mark.parametrize("operator", POSITIONS)
-def test_a_position_is_where_the_runtime_counts_it(operator: str, place: int) -> None:
+def test_a_position_is_where_the_runtime_counts_it(operator, place):
     """Against ONNX Runtime's own sequences; y is linear, so that differences are exact."""
     proto = parsed(
         "g (float[1] a, float[1] b, float[1] c, float[1] z) => (float[n] y) { "

@@ -11,7 +11,6 @@ the attributes. So only the representatives of the table are run in a type.
 
 import collections
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -130,7 +129,7 @@ def is_first(case: Case, name: str) -> bool:
 @pytest.mark.parametrize(
     ("case", "name"), split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN])
 )
-def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
+def test_gradient_is_that_of_pytorch(case, name):
     floats = TYPES[name]
     expected, seeds = ask_torch(case)
     with np.errstate(over="ignore"):  # bounds of a Clip may be the largest float32
@@ -150,7 +149,7 @@ def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
         )
 
 
-def test_what_is_left_out_and_why(record_property: Callable[[str, object], None]) -> None:
+def test_what_is_left_out_and_why(record_property):
     """No other case than of these operators, and for these reasons, is left out of a type."""
     found: dict[tuple[str, str], collections.Counter[str]] = {}
     for name in TYPES:
@@ -178,7 +177,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize(
     ("case", "name"), LEFT_OUT.values(), ids=[f"{op}-{name}" for op, name, _ in LEFT_OUT]
 )
-def test_what_is_left_out_is_refused(case: Case, name: str) -> None:
+def test_what_is_left_out_is_refused(case, name):
     """By the packager with one error, or by ONNX Runtime that has no such forward model."""
     reason = limit(case, name)
     assert reason is not None
@@ -193,7 +192,7 @@ def test_what_is_left_out_is_refused(case: Case, name: str) -> None:
             session(model, "off")
 
 
-def test_float16_positions_on_a_long_plane() -> None:
+def test_float16_positions_on_a_long_plane():
     """Beyond 2048 float16 skips elements; what is read there still gets its own gradient."""
     random = np.random.default_rng(0)
     x = random.standard_normal((1, 2, 1, 4000)).astype(np.float16).astype(np.float32)

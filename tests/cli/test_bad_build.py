@@ -8,7 +8,7 @@ import pytest
 
 from odtpack.artifacts import LossType, generate_artifacts
 from odtpack_runtime.apart import worker
-from tests.cli.conftest import Refused, Run, Shared, assert_refused, tree
+from tests.cli.conftest import assert_refused, tree
 from tests.model_text import parsed
 from tests.refused import refused as raises_refused
 
@@ -72,9 +72,7 @@ OPTIONS: list[tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize("row", OPTIONS, ids=[row[0] for row in OPTIONS])
-def test_bad_options(
-    refused: Refused, shared: Shared, tmp_path: Path, row: tuple[str, ...]
-) -> None:
+def test_bad_options(refused, shared, tmp_path, row):
     options, code, *words = row
     refused(command(shared.model, tmp_path, *options.split()), code, *words, "help:")
 
@@ -86,23 +84,21 @@ def test_bad_options(
     (b"\x08", "not-onnx", "help: pass the .onnx file"),
     (None, "model-not-found", "help:"),
 ])  # fmt: skip
-def test_files_that_are_no_models(
-    refused: Refused, tmp_path: Path, content: bytes | None, code: str, words: str
-) -> None:
+def test_files_that_are_no_models(refused, tmp_path, content, code, words):
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
     refused(command(path, tmp_path), code, str(path), words)
 
 
-def test_damaged_name(refused: Refused, shared: Shared, tmp_path: Path) -> None:
+def test_damaged_name(refused, shared, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(shared.model.read_bytes().replace(b"relu1", b"rel\xff1"))
     words = str(path), "rel\\xff1", "export or copy it again"
     refused(command(path, tmp_path), "invalid-model", *words)
 
 
-def test_operator_without_gradient(refused: Refused, tmp_path: Path) -> None:
+def test_operator_without_gradient(refused, tmp_path):
     path = tmp_path / "wobbly.onnx"
     text = """<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
         wobbly (float[batch, 4] input) => (float[batch, 4] output) <float[4, 4] w = {
@@ -125,13 +121,13 @@ def stored_as(kind: int, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("more", [(), ("--train", "c.*")])
-def test_weights_that_are_integers(refused: Refused, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_weights_that_are_integers(refused, tmp_path, more):
     path = stored_as(onnx.TensorProto.INT8, tmp_path / "integers.onnx")
     words = "stored as integers", "--adapter lora", "AddQDQPairToWeight"
     refused(command(path, tmp_path, *more), "nothing-to-train", str(path), *words)
 
 
-def test_bfloat16_is_named_wherever_a_model_is_read(refused: Refused, tmp_path: Path) -> None:
+def test_bfloat16_is_named_wherever_a_model_is_read(refused, tmp_path):
     path = stored_as(onnx.TensorProto.BFLOAT16, tmp_path / "brain.onnx")
     adapter = "--adapter", "lora", "--on", "*", "--base", "int8"
     for arguments in (
@@ -146,9 +142,7 @@ def test_bfloat16_is_named_wherever_a_model_is_read(refused: Refused, tmp_path: 
     ("new", "new", "package-not-written", "is a file"),
     ("file", "file/new", "package-not-written", "file"),
 ])  # fmt: skip
-def test_places_that_are_taken(
-    refused: Refused, shared: Shared, tmp_path: Path, name: str, out: str, code: str, word: str
-) -> None:
+def test_places_that_are_taken(refused, shared, tmp_path, name, out, code, word):
     (tmp_path / name).write_text("years of work")
     refused(shared.build(tmp_path / out, loss="mse"), code, str(tmp_path), word)
 
@@ -159,9 +153,7 @@ WEB_APP = '{"name": "my web app", "start_url": "/"}'
 @pytest.mark.parametrize(
     "text", [WEB_APP, "", "\0" * 99, '{"schema_version": 2}'], ids=["app", "empty", "0", "newer"]
 )
-def test_a_manifest_of_something_else_makes_no_package(
-    refused: Refused, run: Run, shared: Shared, tmp_path: Path, text: str
-) -> None:
+def test_a_manifest_of_something_else_makes_no_package(refused, run, shared, tmp_path, text):
     """Nor does a damaged one: what lies beside it may be anybody's."""
     web = tmp_path / "web"
     web.mkdir()
@@ -181,8 +173,8 @@ def test_a_manifest_of_something_else_makes_no_package(
 
 
 def test_only_files_that_a_package_wrote_are_removed_or_replaced(
-    run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, shared, tmp_path, monkeypatch
+):
     """A manifest of a stranger may list any name, and a user may have changed a file."""
     old = tmp_path / "old"
     build = "build", shared.model, "--out", old, "--loss", "mse"
@@ -200,9 +192,7 @@ def test_only_files_that_a_package_wrote_are_removed_or_replaced(
     assert tree(old) == before
 
 
-def test_conversion_that_fails_leaves_nothing(
-    refused: Refused, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversion_that_fails_leaves_nothing(refused, shared, tmp_path, monkeypatch):
     call = worker.call
 
     def without_model(function: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -215,6 +205,6 @@ def test_conversion_that_fails_leaves_nothing(
     refused(command(shared.model, tmp_path, "--ort-format"), "ort-conversion-failed", "data.npz")
 
 
-def test_a_release_that_is_not_known_is_remarked(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_a_release_that_is_not_known_is_remarked(run, shared, tmp_path):
     outcome = run(*command(shared.model, tmp_path, "--onnxruntime", "9.9"), code=0)
     assert "ONNX Runtime 9.9 is newer than" in outcome.err

@@ -22,7 +22,7 @@ from odtpack.errors import OdtpackError
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from tests.cli.conftest import Refused, Run, Shared, arrays, assert_refused, tree
+from tests.cli.conftest import Shared, arrays, assert_refused, tree
 from tests.programs import ran
 from tests.refused import refused
 
@@ -170,9 +170,9 @@ ROWS: list[tuple[str, ...]] = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_bad_input(
-    refused: Refused, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    row: tuple[str, ...],
-) -> None:  # fmt: skip
+    refused, files, tmp_path, monkeypatch,
+    row,
+):  # fmt: skip
     command, code, *words = row
     monkeypatch.chdir(tmp_path)
     before = tree(files["bad"])
@@ -188,7 +188,7 @@ LONG = "a" * 6000
 
 
 @pytest.mark.parametrize("long", [LONG, "a/" * 3000])
-def test_paths_that_are_too_long(run: Run, shared: Shared, tmp_path: Path, long: str) -> None:
+def test_paths_that_are_too_long(run, shared, tmp_path, long):
     build = ("build", shared.model, "--loss", "cross_entropy", "--out")
     for command, code in (
         ((*build, tmp_path / long), "package-not-written"),
@@ -210,7 +210,7 @@ def started(close: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("close", [">&-", ">/dev/full"])
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_results_that_cannot_be_written(shared: Shared, close: str, more: tuple[str, ...]) -> None:
+def test_results_that_cannot_be_written(shared, close, more):
     done = started(close, "inspect", shared.model, *more)
     assert done.returncode == 2
     assert done.stderr.count("error[system-refused]") == 1
@@ -219,9 +219,7 @@ def test_results_that_cannot_be_written(shared: Shared, close: str, more: tuple[
 
 
 @pytest.mark.parametrize("close", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_commands_without_results_need_no_streams(
-    shared: Shared, close: str, tmp_path: Path
-) -> None:
+def test_commands_without_results_need_no_streams(shared, close, tmp_path):
     out = tmp_path / "package"
     words = ("build", shared.model, "--loss", "cross_entropy", "--out", out)
     done = started(close, *words)
@@ -233,16 +231,14 @@ def test_commands_without_results_need_no_streams(
 @pytest.mark.parametrize(
     "option", [("--weight-decay", "1e308"), ("--clip-norm", "1e39"), ("--clip-value", "3.5e38")]
 )
-def test_numbers_that_float32_does_not_hold(
-    run: Run, shared: Shared, tmp_path: Path, option: tuple[str, str]
-) -> None:
+def test_numbers_that_float32_does_not_hold(run, shared, tmp_path, option):
     out = tmp_path / "package"
     outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", out, *option, code=2)
     assert "error[bad-hyperparameter]" in outcome.err
     assert not out.exists()
 
 
-def test_a_path_that_is_not_utf8(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8(run, shared, tmp_path):
     folder = tmp_path / os.fsdecode(b"p\xff")
     outcome = run("build", shared.model, "--loss", "cross_entropy", "--out", folder, code=2)
     assert "error[package-not-written]" in outcome.err
@@ -261,7 +257,7 @@ def test_a_path_that_is_not_utf8(run: Run, shared: Shared, tmp_path: Path) -> No
     ["model", "requires_grad", "artifact_directory", "prefix", "ort_format",
      "nominal_checkpoint", "custom_op_library", "target", "loss", "optimizer"],
 )  # fmt: skip
-def test_artifacts_given_bytes(shared: Shared, tmp_path: Path, name: str) -> None:
+def test_artifacts_given_bytes(shared, tmp_path, name):
     arguments = {
         "model": onnx.load(shared.model), "requires_grad": ["conv2.weight"],
         "artifact_directory": str(tmp_path / "out"), name: b"\x08\x08",
@@ -297,7 +293,7 @@ def places(folder: Path) -> list[tuple[Path, str]]:
 
 
 @pytest.mark.skipif(not NOTHING_IS_CREATED.is_dir(), reason="needs a folder that takes no file")
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(tmp_path):
     found = places(tmp_path)
     before = tree(tmp_path)
     for path, words in found:
@@ -309,14 +305,14 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["new", "file", "x" * 200, "dangling"])
-def test_places_that_can_be_written(tmp_path: Path, name: str) -> None:
+def test_places_that_can_be_written(tmp_path, name):
     places(tmp_path)
     before = tree(tmp_path)
     check_writable(tmp_path / name, "--out", [])
     assert tree(tmp_path) == before
 
 
-def test_nothing_is_written_into_a_package(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_nothing_is_written_into_a_package(run, shared, tmp_path):
     """It would not pass odtpack verify any more; an app's manifest.json makes no package."""
     package = tmp_path / "package"
     shutil.copytree(shared.package, package)
@@ -342,14 +338,14 @@ def test_nothing_is_written_into_a_package(run: Run, shared: Shared, tmp_path: P
     assert tree(package) == before
 
 
-def test_folders_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_can_be_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (Path(), Path("..") / tmp_path.name, Path("new"), Path("new/deep"), tmp_path):
         check_creatable(path, "--out")
     assert tree(tmp_path) == {}
 
 
-def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_no_file(tmp_path, monkeypatch):
     """Permissions say yes, and the system says no: full, read-only, of another kind."""
     monkeypatch.setattr(os, "access", lambda *_: True)
     monkeypatch.setattr(os, "open", mock.Mock(side_effect=OSError(30, "Read-only file system")))
@@ -361,8 +357,8 @@ def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not NOTHING_IS_CREATED.is_dir(), reason="needs a folder that takes no file")
 @pytest.mark.parametrize("place", ["below a file", "below proc"])
 def test_nothing_is_trained_for_a_report_that_cannot_be_written(
-    run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+    run, shared, tmp_path, monkeypatch, place
+):
     from odtpack_simulator import simulation
 
     started = mock.Mock(side_effect=AssertionError("the replay was started"))
@@ -381,7 +377,7 @@ def test_nothing_is_trained_for_a_report_that_cannot_be_written(
     assert tree(tmp_path) == {"file": b"mine"}
 
 
-def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     left = tmp_path / f".m.onnx.{process.pid}-0123456789ab.tmp"
@@ -390,7 +386,7 @@ def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_command_writes_over_what_it_reads(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_no_command_writes_over_what_it_reads(run, shared, tmp_path):
     """Data, models and checkpoints survive, whatever else is written."""
     for name, source in {"data.npz": shared.data, "model.onnx": shared.model}.items():
         shutil.copyfile(source, tmp_path / name)
@@ -410,7 +406,7 @@ def test_no_command_writes_over_what_it_reads(run: Run, shared: Shared, tmp_path
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_no_command_waits_for_a_pipe(refused: Refused, shared: Shared, tmp_path: Path) -> None:
+def test_no_command_waits_for_a_pipe(refused, shared, tmp_path):
     """Opening one waits until somebody writes to it."""
     for name in ("pipe", "pair.data", "tokenizer_config.json"):
         os.mkfifo(tmp_path / name)
@@ -432,9 +428,7 @@ def test_no_command_waits_for_a_pipe(refused: Refused, shared: Shared, tmp_path:
     refused(check, "config-not-found", "it is not an ordinary file")
 
 
-def test_a_private_key_is_not_written_into_a_package(
-    run: Run, shared: Shared, tmp_path: Path
-) -> None:
+def test_a_private_key_is_not_written_into_a_package(run, shared, tmp_path):
     package = tmp_path / "package"
     shutil.copytree(shared.package, package)
     outcome = run("sign", package, "--new-key", package / "key.pem")
@@ -442,7 +436,7 @@ def test_a_private_key_is_not_written_into_a_package(
     assert tree(package) == tree(shared.package)
 
 
-def test_a_schedule_that_has_ended_does_not_train(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_a_schedule_that_has_ended_does_not_train(run, shared, tmp_path):
     command = ("train", shared.package, "--data", shared.data, "--out", tmp_path / "further.ckpt")
     scheduled = (*command[:4], "--out", tmp_path / "t.ckpt", "--schedule", "cosine")
     run(*scheduled, "--epochs", "2", code=0)
@@ -462,14 +456,14 @@ def test_a_schedule_that_has_ended_does_not_train(run: Run, shared: Shared, tmp_
     assert re.search(r"warning: the given linear schedule ends after 2 of \d+ steps", early)
 
 
-def test_a_warm_up_may_be_longer_than_a_training(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_a_warm_up_may_be_longer_than_a_training(run, shared, tmp_path):
     """Its first step has the rate 0, and it has not ended."""
     command = ("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt")
     said = run(*command, "--schedule", "constant:warmup=100", "--batch-size", "1000", code=0).err
     assert "warning" not in said
 
 
-def test_reports_of_sizes_do_not_share_a_file(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_reports_of_sizes_do_not_share_a_file(run, shared, tmp_path):
     json.loads(run("inspect", shared.package, "--report", "json:-", code=0).out)
     one = tmp_path / "one"
     outcome = run("inspect", shared.package, "--report", f"html:{one}", "--report", f"json:{one}")

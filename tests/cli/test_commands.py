@@ -26,9 +26,7 @@ from tests.packaging_tools import batch, open_training
 
 
 class TestBuild:
-    def test_same_bytes_as_generate_artifacts(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_same_bytes_as_generate_artifacts(self, run, shared, tmp_path):
         names = [tensor.name for tensor in onnx.load(shared.model).graph.initializer]
         artifacts.generate_artifacts(
             shared.model, requires_grad=[name for name in names if name.startswith("fc.")],
@@ -44,7 +42,7 @@ class TestBuild:
         assert "frozen        4 parameters, 336 elements, 1.34 kB" in outcome.err
         assert "training_model.onnx" in outcome.err
 
-    def test_json_is_the_manifest(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_json_is_the_manifest(self, run, shared, tmp_path):
         options = "--freeze conv1.* --freeze conv2.* --weight-decay 0.01 --beta1 0.8 --output"
         outcome = run(*shared.build(tmp_path / "p", *options.split(), "output", "--json"))
         content = outcome.json()
@@ -59,7 +57,7 @@ class TestBuild:
         assert [item["name"] for item in content["outputs"]] == ["loss", "output"]
         assert "built" in outcome.err
 
-    def test_options_of_the_loss(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_options_of_the_loss(self, run, shared, tmp_path):
         options = "--loss-option", "label_smoothing=0.1", "--loss-option", "ignore_index=-1"
         outcome = run(*shared.build(tmp_path / "p", *options, "--json"), code=0)
         options = outcome.json()["loss_options"]
@@ -73,9 +71,7 @@ class TestBuild:
         simulate = "simulate", tmp_path / "p", "--data", tmp_path / "some.npz"
         assert run(*simulate, "--device", "samsung/galaxy-a12", "--epochs", 1).code == 0
 
-    def test_again_into_a_package_leaves_nothing_of_the_old_one(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_again_into_a_package_leaves_nothing_of_the_old_one(self, run, shared, tmp_path):
         first = run(*shared.build(tmp_path, "--ort-format", "--nominal"), code=0)
         assert first.out == ""
         assert first.err.startswith("built")  # the converter's own talk is not shown
@@ -87,7 +83,7 @@ class TestBuild:
         run(*shared.build(tmp_path), code=0)
         assert set(tree(tmp_path)) == set(tree(shared.package)) | {"notes.txt"}
 
-    def test_loss_that_is_part_of_the_model(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_loss_that_is_part_of_the_model(self, run, shared, tmp_path):
         model = onnx.load(shared.package / "eval_model.onnx")
         parameters = {tensor.name: tensor for tensor in onnx.load(shared.model).graph.initializer}
         inputs = [value for value in model.graph.input if value.name not in parameters]
@@ -102,9 +98,7 @@ class TestBuild:
 
 
 class TestTrain:
-    def test_learns_and_leaves_the_package_alone(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_learns_and_leaves_the_package_alone(self, run, shared, tmp_path):
         before = tree(shared.package)
         options = "--epochs", 8, "--batch-size", 8, "--lr", 0.02, "--json"
         outcome = run(*shared.train(tmp_path / "t.ckpt", *options), code=0)
@@ -119,9 +113,7 @@ class TestTrain:
         assert tree(shared.package) == before
         assert CheckpointState.load_checkpoint(tmp_path / "t.ckpt").optimizer.step == 48
 
-    def test_loss_before_is_that_of_the_model(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_loss_before_is_that_of_the_model(self, run, shared, tmp_path):
         options = "--epochs", 1, "--eval", shared.data, "--batch-size", 7, "--json"
         outcome = run(*shared.train(tmp_path / "t.ckpt", *options))
         data = arrays()
@@ -134,9 +126,7 @@ class TestTrain:
         assert content["eval_loss_before"] == pytest.approx(expected, rel=1e-5)
         assert (content["train_samples"], content["eval_samples"]) == (60, 60)
 
-    def test_the_order_of_the_evaluation_is_that_of_its_file(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_the_order_of_the_evaluation_is_that_of_its_file(self, run, shared, tmp_path):
         """Where a loss weighs samples, batches of another order have another mean."""
         run(*shared.build(tmp_path / "p", "--loss-option", "ignore_index=0"), code=0)
         held = {name: array[:23] for name, array in arrays().items()}
@@ -151,9 +141,7 @@ class TestTrain:
         expected = pytest.approx(evaluate(module, batches).loss, rel=1e-6)
         assert [each["eval_loss_before"] for each in found] == [expected] * 2
 
-    def test_resumed_is_as_if_never_interrupted(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_resumed_is_as_if_never_interrupted(self, run, shared, tmp_path):
         whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
         options = "--seed", 3, "--epochs"
         run(*shared.train(whole, *options, 4, "--lr", 0.01), code=0)
@@ -165,9 +153,7 @@ class TestTrain:
         ("--accumulate", 1), ("--accumulate", 3),
         ("--adapter", "lora", "--on", "*", "--adapter-dropout", 0.5),
     ], ids=["the model's", "of a step of several batches", "an adapter's"])  # fmt: skip
-    def test_dropout_follows_from_the_seed_and_the_step(
-        self, run: Run, tmp_path: Path, options: tuple[object, ...]
-    ) -> None:
+    def test_dropout_follows_from_the_seed_and_the_step(self, run, tmp_path, options):
         """Each batch of a step has another mask, and a resumed training draws the next one."""
         more = "" if "--adapter" in options else ", r, t"
         text = f"(float[N, 4] x) => (float[N, 3] y) {{ d = Dropout(x{more}) y = MatMul(d, w) }}"
@@ -186,9 +172,7 @@ class TestTrain:
         run(*train, "--epochs", 1, "--resume", half, "--out", rest, code=0)
         assert rest.read_bytes() == whole.read_bytes()
 
-    def test_what_is_printed_is_saved(
-        self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_printed_is_saved(self, run, shared, tmp_path, monkeypatch):
         """Ctrl-C in a save: no line of its epoch; else one save for each epoch."""
         out, saves = tmp_path / "t.ckpt", 0
         save = CheckpointState.save_checkpoint
@@ -210,20 +194,18 @@ class TestTrain:
         assert "epoch    1" in stopped.err
         assert "epoch    2" not in stopped.err
 
-    def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_seed_decides(self, run, shared, tmp_path):
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             run(*shared.train(tmp_path / name, "--epochs", 1, "--seed", seed), code=0)
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
         assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
-    def test_default_place_is_beside_the_package(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_default_place_is_beside_the_package(self, run, shared, tmp_path):
         package = shutil.copytree(shared.package, tmp_path / "pkg")
         assert run("train", package, "--data", shared.data, "--epochs", 1).code == 0
         assert (tmp_path / "pkg.ckpt").is_file()
 
-    def test_fixed_batch(self, run: Run, tmp_path: Path) -> None:
+    def test_fixed_batch(self, run, tmp_path):
         model = zoo.mlp(sizes=(4, 3))
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
         model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 8
@@ -259,7 +241,7 @@ class TestExport:
         onnx.checker.check_model(model)
         return model
 
-    def test_gives_back_the_forward_model(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_gives_back_the_forward_model(self, run, shared, tmp_path):
         model = self.export(run, shared, tmp_path / "m.onnx")
         assert [value.name for value in model.graph.input] == ["input"]
         assert [value.name for value in model.graph.output] == ["output"]
@@ -268,7 +250,7 @@ class TestExport:
         (found,) = onnx.reference.ReferenceEvaluator(model).run(None, feed)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
-    def test_trained_values(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_trained_values(self, run, shared, tmp_path):
         checkpoint = tmp_path / "t.ckpt"
         run(*shared.train(checkpoint, "--epochs", 8, "--batch-size", 8, "--lr", 0.02), code=0)
         model = self.export(run, shared, tmp_path / "m.onnx", "--checkpoint", checkpoint)
@@ -276,7 +258,7 @@ class TestExport:
         (logits,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": data["input"]})
         assert (logits.argmax(axis=1) == data["labels"]).mean() > 0.9
 
-    def test_any_value_of_the_forward_graph(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_any_value_of_the_forward_graph(self, run, shared, tmp_path):
         available, predictions = forward_values(Package.open(shared.package))
         assert predictions == ["output"]
         assert available[0] == "output"
@@ -285,14 +267,14 @@ class TestExport:
         model = self.export(run, shared, tmp_path / "m.onnx", *names)
         assert [value.name for value in model.graph.output] == [hidden, "output"]
 
-    def test_default_is_what_build_named(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_default_is_what_build_named(self, run, shared, tmp_path):
         name = forward_values(Package.open(shared.package))[0][1]
         package = tmp_path / "p"
         run(*shared.build(package, "--output", name), code=0)
         outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
         assert outcome.json()["outputs"] == [name, "output"]
 
-    def test_default_of_several_losses(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_default_of_several_losses(self, run, shared, tmp_path):
         package = tmp_path / "p"
         part = "--loss-part", "digit=cross_entropy input=output"
         assert run("build", shared.model, "--out", package, *part, "--no-self-check").code == 0
@@ -301,7 +283,7 @@ class TestExport:
 
 
 class TestInspect:
-    def test_package(self, run: Run, shared: Shared) -> None:
+    def test_package(self, run, shared):
         outcome = run("inspect", shared.package, "--json")
         content = outcome.json()
         assert content["kind"] == "package"
@@ -312,7 +294,7 @@ class TestInspect:
         assert "ONNX Runtime 1.12 and newer" in outcome.err
         assert run("inspect", shared.package / "manifest.json").code == 0
 
-    def test_model(self, run: Run, shared: Shared) -> None:
+    def test_model(self, run, shared):
         outcome = run("inspect", shared.model, "--json")
         content = outcome.json()
         assert content["kind"] == "model"
@@ -327,7 +309,7 @@ class TestInspect:
         assert {item["gradient"] for item in content["operators"]} == {"rule"}
         assert "runs on ONNX Runtime 1.12" in outcome.err
 
-    def test_checkpoint(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_checkpoint(self, run, shared, tmp_path):
         path = tmp_path / "t.ckpt"
         run(*shared.train(path, "--epochs", 2), code=0)
         content = run("inspect", path, "--json").json()
@@ -341,14 +323,14 @@ class TestInspect:
 
 
 class TestDevices:
-    def test_list(self, run: Run) -> None:
+    def test_list(self, run):
         outcome = run("devices", "list", "--json")
         assert [item["name"] for item in outcome.json()] == list_profiles()
         for name in list_profiles():
             assert name in outcome.err
 
     @pytest.mark.parametrize("name", list_profiles())
-    def test_show_names_unit_kind_and_source_of_every_figure(self, run: Run, name: str) -> None:
+    def test_show_names_unit_kind_and_source_of_every_figure(self, run, name):
         outcome = run("devices", "show", name, "--json")
         figures = load_profile(name).figures()
         assert outcome.json()["figures"] == [figure.model_dump(mode="json") for figure in figures]
@@ -364,7 +346,7 @@ class TestDevices:
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [(np.float16, "float32"), (np.float64, "float64")])
-def test_build_inspect_train_and_export(run: Run, dtype: type, kept: str, tmp_path: Path) -> None:
+def test_build_inspect_train_and_export(run, dtype, kept, tmp_path):
     model = zoo.mlp((20, 30, 10))
     onnx.save(retyped(model, dtype), tmp_path / "model.onnx")
     x, labels = batch(model, 64)
@@ -401,28 +383,28 @@ def newer(tmp_path: Path) -> Path:
 
 
 class TestDiff:
-    def test_text(self, run: Run, shared: Shared, newer: Path) -> None:
+    def test_text(self, run, shared, newer):
         outcome = run("diff", shared.package, newer)
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.out.startswith("compatible: a trained checkpoint can be used unchanged")
         for words in ("calls must change", "output 'flatten/Flatten' is new", "fc.bias", "3 of 3"):
             assert words in outcome.out
 
-    def test_json_is_as_the_schema_says(self, run: Run, shared: Shared, newer: Path) -> None:
+    def test_json_is_as_the_schema_says(self, run, shared, newer):
         outcome = run("diff", shared.package, newer, "--format", "json", code=0)
         found = PackageDiff.model_validate_json(outcome.out)
         assert [change.name for change in found.parameters] == ["fc.bias"]
         assert outcome.err == ""
         assert run("diff", shared.package, newer, "--json").out == outcome.out
 
-    def test_markdown(self, run: Run, shared: Shared, newer: Path) -> None:
+    def test_markdown(self, run, shared, newer):
         outcome = run("diff", shared.package, newer, "--format", "markdown")
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.out.startswith("**compatible: ")
         for title in ("### Trained checkpoints", "### App", "### Files", "### Parameters"):
             assert title in outcome.out
 
-    def test_no_package(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_no_package(self, run, shared, tmp_path):
         assert_refused(run("diff", shared.package, tmp_path / "absent"), "package-not-found")
         for command in (("verify", shared.model), ("diff", shared.model, shared.package)):
             outcome = run(*command)
@@ -434,7 +416,7 @@ class TestDiff:
 # Which operators a target leaves to the processor.
 
 
-def test_operators_that_the_provider_lacks_are_named(run: Run, tmp_path: Path) -> None:
+def test_operators_that_the_provider_lacks_are_named(run, tmp_path):
     text = """(float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}>
         { h = Mul(x, w) r = Round(h) z = Sin(h) s = Add(z, r) y = LogSoftmax(s) }"""
     onnx.save(parsed(text), tmp_path / "m.onnx")
@@ -443,7 +425,7 @@ def test_operators_that_the_provider_lacks_are_named(run: Run, tmp_path: Path) -
     assert "LogSoftmax" not in done.out
 
 
-def test_what_its_kernels_refuse_is_named(run: Run, tmp_path: Path) -> None:
+def test_what_its_kernels_refuse_is_named(run, tmp_path):
     text = """(float[1, 1, 2, 2, 2] x) => (float[1, 1, 1, 1, 1] y)
         <float[1, 1, 2, 2, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = Conv(x, w) }"""
     onnx.save(parsed(text), tmp_path / "m.onnx")
@@ -451,7 +433,7 @@ def test_what_its_kernels_refuse_is_named(run: Run, tmp_path: Path) -> None:
     assert "Conv has no kernel for three axes on webgpu: the model is refused" in done.out
 
 
-def test_init_quotes_the_name_in_the_next_command(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_init_quotes_the_name_in_the_next_command(run, shared, tmp_path):
     recipe = tmp_path / "my recipe.toml"
     outcome = run("init", shared.model, "--out", recipe)
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("next: ")]

@@ -11,7 +11,7 @@ import pytest
 
 from odtpack.ort.operator_config import read_config
 from odtpack_runtime.package.package import Package
-from tests.cli.conftest import Run, Shared, assert_refused, tree
+from tests.cli.conftest import Shared, assert_refused, tree
 from tests.simulator.graphs import weighted
 
 
@@ -21,7 +21,7 @@ def package(shared: Shared, tmp_path: Path) -> Path:
 
 
 class TestOrt:
-    def test_writes_every_variant(self, run: Run, package: Path) -> None:
+    def test_writes_every_variant(self, run, package):
         platforms = "--platform", "arm", "--platform", "amd64"
         command = "ort", package, "--style", "both", *platforms, "--inference", "--json"
         files = run(*command, code=0).json()["files"]
@@ -35,11 +35,11 @@ class TestOrt:
         assert set(tree(package)) == files | {"manifest.json"}
         assert opened.ort_model("inference_model", "fixed", "amd64").is_file()
 
-    def test_inference_options_without_inference(self, run: Run, package: Path) -> None:
+    def test_inference_options_without_inference(self, run, package):
         outcome = run("ort", package, "--outputs", "output")
         assert_refused(outcome, "option-not-used", "--inference")
 
-    def test_an_output_that_does_not_exist(self, run: Run, package: Path) -> None:
+    def test_an_output_that_does_not_exist(self, run, package):
         before = tree(package)
         outcome = run("ort", package, "--inference", "--outputs", "nothing")
         assert_refused(outcome, "unknown-output", "nothing")
@@ -47,22 +47,20 @@ class TestOrt:
 
 
 class TestBuildAndExport:
-    def test_build(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_build(self, run, shared, tmp_path):
         options = "--ort-format", "--ort-style", "runtime", "--ort-platform", "arm"
         run(*shared.build(tmp_path / "p", *options), code=0)
         path = Package.open(tmp_path / "p").ort_model("training_model", "runtime", "arm")
         assert path.name == "training_model.with_runtime_opt.ort"
 
     @pytest.mark.parametrize("option", [("--ort-style", "fixed"), ("--ort-platform", "arm")])
-    def test_options_without_ort_format(
-        self, run: Run, shared: Shared, tmp_path: Path, option: tuple[str, str]
-    ) -> None:
+    def test_options_without_ort_format(self, run, shared, tmp_path, option):
         export = "export", shared.package, "--out", tmp_path / "m.onnx"
         for command in (shared.build(tmp_path / "p"), export):
             assert_refused(run(*command, *option), "option-not-used", "--ort-format")
         assert not list(tmp_path.iterdir())
 
-    def test_export(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_export(self, run, shared, tmp_path):
         export = "export", shared.package, "--out", tmp_path / "m.onnx", "--ort-format"
         outcome = run(*export, "--ort-style", "both", "--json", code=0)
         names = ("m.ort", "m.with_runtime_opt.ort")
@@ -77,7 +75,7 @@ class TestBuildAndExport:
 
 
 class TestConfig:
-    def test_what_is_written_passes(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_what_is_written_passes(self, run, package, tmp_path):
         assert run("ort", package).code == 0
         out = tmp_path / "c.config"
         config = "config", package, "--mode", "both", "--json"
@@ -93,7 +91,7 @@ class TestConfig:
         ]
         assert "training_model.ort: " in outcome.err
 
-    def test_a_difference_ends_with_code_1(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_a_difference_ends_with_code_1(self, run, package, tmp_path):
         out = tmp_path / "c.config"
         assert run("config", package, "--out", out, "--platform", "arm").code == 0
         out.write_text(out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n")
@@ -105,9 +103,7 @@ class TestConfig:
         assert "missing  ai.onnx;13;Flatten" in outcome.err
         assert "unused  ai.onnx;13;Erf" in outcome.err
 
-    def test_the_union_of_two(
-        self, run: Run, shared: Shared, package: Path, tmp_path: Path
-    ) -> None:
+    def test_the_union_of_two(self, run, shared, package, tmp_path):
         options = "--optimizer", "sgd", "--ort-format"
         run(*shared.build(tmp_path / "sgd", *options, loss="mse"), code=0)
         assert run("ort", package).code == 0
@@ -121,7 +117,7 @@ class TestConfig:
         assert read_config(out).operators == single[0] | single[1]
         assert run("config", package, tmp_path / "sgd", "--check", out).code == 0
 
-    def test_a_cast_of_bool_need_not_be_listed(self, run: Run, tmp_path: Path) -> None:
+    def test_a_cast_of_bool_need_not_be_listed(self, run, tmp_path):
         """Every build's Cast takes bool, so a file without it is enough; other types are not."""
         text = """forward (float[N, 4] x) => (float[N, 4] y) {
           there = Cast<to = 9>(x) mask = Cast<to = 1>(there) y = Mul(mask, w)
@@ -139,7 +135,7 @@ class TestConfig:
         out.write_text(text.replace(', "int64_t"]}, "outputs"', ']}, "outputs"'))
         assert run("config", tmp_path / "p", "--check", out).code == 1
 
-    def test_kernel_counts_follow_types(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_kernel_counts_follow_types(self, run, package, tmp_path):
         counts = []
         for limit in ((), ("--globally-allowed-types",), ("--types",)):
             outcome = run("config", package, "--out", tmp_path / "c", "--json", *limit)
@@ -148,7 +144,7 @@ class TestConfig:
         everything, of_all, of_each = counts
         assert operators <= of_each < of_all < everything
 
-    def test_options_that_exclude_each_other(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_options_that_exclude_each_other(self, run, package, tmp_path):
         out, inside = tmp_path / "c", package / "eval_model.onnx"
         for options, code in (
             ((), "out-or-check"), (("--out", out, "--check", out), "out-or-check"),
@@ -160,14 +156,14 @@ class TestConfig:
             said = (str(out),) if code == "config-not-found" else ()
             assert_refused(run("config", package, *options), code, *said)
 
-    def test_ort_format_that_is_not_there(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_ort_format_that_is_not_there(self, run, package, tmp_path):
         outcome = run("config", package, "--format", "ort", "--out", tmp_path / "c")
         assert_refused(outcome, "no-ort-model", "training_model", "odtpack ort")
         assert run("ort", package, "--platform", "arm").code == 0
         outcome = run("config", package, "--platform", "amd64", "--out", tmp_path / "c")
         assert_refused(outcome, "no-ort-model", "for amd64")
 
-    def test_data_that_do_not_fit(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_data_that_do_not_fit(self, run, package, tmp_path):
         assert run("config", package, "--out", tmp_path / "c").code == 0
         np.savez(tmp_path / "d.npz", allow_pickle=False, other=np.ones(3))
         outcome = run("config", package, "--check", tmp_path / "c", "--data", tmp_path / "d.npz")
@@ -187,21 +183,17 @@ class TestModelsAreLoadedApart:
         "options", [("e.onnx",), ("e.ort",), ("e.onnx", "--ort-format"),
                     ("e.onnx", "--outputs", "pool1/MaxPool")],
     )  # fmt: skip
-    def test_export(
-        self, options: tuple[str, ...], run: Run, package: Path, tmp_path: Path
-    ) -> None:
+    def test_export(self, options, run, package, tmp_path):
         name, *more = options
         run("export", package, "--out", tmp_path / name, *more, code=0)
         assert (tmp_path / name).stat().st_size > 100
 
     @pytest.mark.usefixtures("nothing_here")
-    def test_check(self, run: Run, package: Path, tmp_path: Path) -> None:
+    def test_check(self, run, package, tmp_path):
         assert run("config", package, "--out", tmp_path / "c.config").code == 0
         run("config", package, "--check", tmp_path / "c.config", code=0)
 
-    def test_one_that_stands_still_ends(
-        self, run: Run, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_stands_still_ends(self, run, package, tmp_path, monkeypatch):
         from odtpack_runtime.apart import worker
 
         monkeypatch.setattr(worker.Limits, "of", lambda _: worker.Limits(seconds=1e-9))

@@ -11,7 +11,6 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from tests.adapters.conftest import needs_peft
 from tests.adapters.written.models import HERE, VOCABULARY, causal
-from tests.cli.conftest import Refused, Run, Shared
 from tests.test_docs import ROOT, blocks
 from tests.text_tools import saved, tokenizer
 
@@ -25,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.rename(path.with_name("t.json"))
 
 
-def test_what_was_made_is_told_and_is_json(made: Path, tmp_path: Path, run: Run) -> None:
+def test_what_was_made_is_told_and_is_json(made, tmp_path, run):
     texts, out = tmp_path / "texts.jsonl", tmp_path / "data.npz"
     rows = [CHAT, {"messages": CHAT["messages"][:1]}, {"prompt": 300 * "x", "answer": "y"}]
     texts.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
@@ -60,7 +59,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_bad_rows(name: str, made: Path, tmp_path: Path, refused: Refused) -> None:
+def test_bad_rows(name, made, tmp_path, refused):
     row, code, words = ROWS[name]
     texts = tmp_path / "texts.jsonl"
     texts.write_bytes(f"{PAIR}\n".encode() + (row if isinstance(row, bytes) else row.encode()))
@@ -89,9 +88,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_bad_options(
-    name: str, made: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_options(name, made, tmp_path, refused, monkeypatch):
     given, code, *words = OPTIONS[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.jsonl").write_text(PAIR)
@@ -103,9 +100,7 @@ def test_bad_options(
     refused(("data", "prepare", "texts.jsonl", *sum(options.items(), ())), code, *words)
 
 
-def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
-    made: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(made, tmp_path, run):
     (tmp_path / "tokenizer.json").write_bytes(made.read_bytes())
     (tmp_path / "texts.jsonl").write_text(f'{json.dumps(CHAT)}\n{{"text": "d"}}')
     config = tmp_path / "tokenizer_config.json"
@@ -125,7 +120,7 @@ def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
 
 
 @needs_peft
-def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> None:
+def test_a_recipe_trains_and_simulates_from_texts(tmp_path, run):
     saved(tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9]), tmp_path)
     model = HERE / "genai-llama-tied-fp32" / "model.onnx"
     adapter = AdapterSpec("lora", ("*.q_proj",))
@@ -178,7 +173,7 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
     assert f"{len(rows)} held-out tokens" in page.read_text()
 
 
-def test_texts_without_a_recipe(tmp_path: Path, shared: Shared, refused: Refused) -> None:
+def test_texts_without_a_recipe(tmp_path, shared, refused):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "model.onnx"\nloss.kind = "mse"\n')
     arguments = "--data", "texts.jsonl", "--recipe", recipe, "--out", tmp_path / "c"
@@ -186,9 +181,7 @@ def test_texts_without_a_recipe(tmp_path: Path, shared: Shared, refused: Refused
     refused(("train", shared.package, *arguments), "usage", *words)
 
 
-def test_without_tokenizers_the_error_names_the_extra(
-    made: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tokenizers_the_error_names_the_extra(made, tmp_path, refused, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     arguments = ("--tokenizer", made, "--length", 9, "--out", tmp_path / "data.npz")
     words = "tokenizer-not-installed", "pip install tokenizers"

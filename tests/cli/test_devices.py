@@ -33,7 +33,7 @@ def assert_simulated(run: Run, shared: Shared, device: object, name: str = "") -
 
 
 class TestCheck:
-    def test_the_documented_example(self, run: Run, example: Path) -> None:
+    def test_the_documented_example(self, run, example):
         outcome = run("devices", "check", example, code=0)
         assert outcome.err == ""
         assert "is a valid profile: acme/phone-1" in outcome.out
@@ -43,7 +43,7 @@ class TestCheck:
         assert "the system warns by pressure" in outcome.out
         assert "warning: " not in outcome.err
 
-    def test_all_shipped_profiles_pass(self, run: Run) -> None:
+    def test_all_shipped_profiles_pass(self, run):
         names = list_profiles()
         outcome = run("devices", "check", *names, "--json", code=0)
         assert [entry["file"] for entry in outcome.json()] == names
@@ -53,7 +53,7 @@ class TestCheck:
             expected = check_profile(load_profile(entry["file"]))
             assert entry["report"] == expected.model_dump(mode="json")
 
-    def test_a_warning_is_no_error(self, run: Run, example: Path) -> None:
+    def test_a_warning_is_no_error(self, run, example):
         old, new = "value = 0.4, low = 0.25, high = 0.5", "value = 1, low = 1, high = 1"
         example.write_text(EXAMPLE.replace(old, new), "utf-8")
         outcome = run("devices", "check", example, code=0)
@@ -67,9 +67,7 @@ class TestCheck:
         (EXAMPLE, "x = [", ("not valid TOML",)),
         (EXAMPLE, "a = " + "[" * 20_000, ("not valid TOML",)),
     ])  # fmt: skip
-    def test_a_wrong_profile_is_named(
-        self, run: Run, example: Path, old: str, new: str, words: tuple[str, ...]
-    ) -> None:
+    def test_a_wrong_profile_is_named(self, run, example, old, new, words):
         assert EXAMPLE.count(old) == 1
         example.write_text(EXAMPLE.replace(old, new), "utf-8")
         outcome = run("devices", "check", example)
@@ -79,7 +77,7 @@ class TestCheck:
         if old != EXAMPLE:
             assert f"in: {example}:{line}" in outcome.err
 
-    def test_one_of_several_is_wrong(self, run: Run, example: Path, tmp_path: Path) -> None:
+    def test_one_of_several_is_wrong(self, run, example, tmp_path):
         profiles = tmp_path / "gone.toml", example, "pixel-8"
         outcome = run("devices", "check", *profiles, "--json", code=2)
         entries = outcome.json()
@@ -91,9 +89,7 @@ class TestCheck:
         assert entries[1]["report"]["name"] == "acme/phone-1"
         assert outcome.err.count("error[") == 2
 
-    def test_control_characters_of_a_profile_do_not_reach_the_terminal(
-        self, run: Run, example: Path
-    ) -> None:
+    def test_control_characters_of_a_profile_do_not_reach_the_terminal(self, run, example):
         example.write_text(EXAMPLE.replace("not tried", "\\u001b[31mred"), "utf-8")
         outcome = run("devices", "check", example, code=0)
         assert "red" in outcome.out
@@ -108,9 +104,7 @@ class TestMeasure:
         )
         monkeypatch.setattr(measured_profile, "Effort", lambda: quick)
 
-    def test_check_and_simulate_take_the_file(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_check_and_simulate_take_the_file(self, run, shared, tmp_path):
         out = tmp_path / "here.toml"
         named = "--name", "acme/edge-1", "--title", "Edge 1"
         outcome = run("devices", "measure", "--out", out, "--threads", 1, *named, "--json", code=0)
@@ -133,9 +127,9 @@ class TestMeasure:
         (("--out", "profile.toml", "--title", ""), "profile-title"),
     ])  # fmt: skip
     def test_refused_before_anything_is_measured(
-        self, run: Run, arguments: tuple[object, ...], code: str, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+        self, run, arguments, code, tmp_path,
+        monkeypatch,
+    ):  # fmt: skip
         monkeypatch.chdir(tmp_path)
         assert_refused(run("devices", "measure", *arguments), code)
         assert list(tmp_path.iterdir()) == []
@@ -147,9 +141,7 @@ class TestImport:
         "gemm_flops": [8e10, 9e10], "gemm_single_flops": [4e10], "copy_bytes_per_second": [2e10],
     }  # fmt: skip
 
-    def test_simulate_takes_what_it_writes(
-        self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_simulate_takes_what_it_writes(self, run, shared, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("phone.json").write_text(json.dumps(self.MEASURED))
         outcome = run("devices", "import", "phone.json", "--title", "My phone", "--json", code=0)
@@ -158,7 +150,7 @@ class TestImport:
         assert load_profile("./phone.toml").os == "ios"
         assert assert_simulated(run, shared, "./phone.toml")["validated"] is True
 
-    def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
+    def test_bad_input_is_refused(self, run, tmp_path):
         file = tmp_path / "phone.json"
         out = "--out", tmp_path / "phone.toml"
         absent = run("devices", "import", file, *out, code=2)
@@ -170,7 +162,7 @@ class TestImport:
         assert [path.name for path in tmp_path.iterdir()] == ["phone.json"]
 
 
-def test_all_errors_of_a_profile_are_shown(run: Run, tmp_path: Path) -> None:
+def test_all_errors_of_a_profile_are_shown(run, tmp_path):
     profile = tmp_path / "mine.toml"
     profile.write_text('schema_version = 1\nname = "Bad Name"\ntitle = "T"\nvendor = "V"\n'
                        'os = "beos"\nvalidated = "perhaps"\ncolour = 1\n')  # fmt: skip

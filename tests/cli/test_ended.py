@@ -20,7 +20,6 @@ from odtpack.build import build_package
 from odtpack.package import write
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.files.scratch import scratch_folder, sweep
-from tests.cli.conftest import Run, Shared
 from tests.trust.test_endless import loop, model
 
 LIMIT = 2.0
@@ -123,9 +122,7 @@ def computed_by_children() -> float:
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_signal_ends_it(
-    command: str, number: signal.Signals, files: Path, tmp_path: Path
-) -> None:
+def test_a_signal_ends_it(command, number, files, tmp_path):
     words = [word.format(out=tmp_path / "out") for word in COMMANDS[command]]
     before, used = computed_by_children(), 0.0
 
@@ -142,7 +139,7 @@ def test_a_signal_ends_it(
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 1.5, 2, 2.5, 3, 4])
-def test_ctrl_c_ends_a_build_at_any_moment(seconds: float, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_build_at_any_moment(seconds, tmp_path):
     """A terminal sends it to all processes of the group; the first one passes it on as well."""
     (tmp_path / "slow.onnx").write_bytes(loop(2**24))
     words = [word.format(out=tmp_path / "out") for word in COMMANDS["build"]]
@@ -157,9 +154,7 @@ def test_ctrl_c_ends_a_build_at_any_moment(seconds: float, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["slow.onnx"]
 
 
-def test_an_error_that_an_interrupt_became_is_no_bug(
-    shared: Shared, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_an_interrupt_became_is_no_bug(shared, run, tmp_path, monkeypatch):
     """As the class of an enumeration makes of it that is imported meanwhile."""
 
     def build(*_: object, **__: object) -> None:
@@ -176,9 +171,7 @@ def test_an_error_that_an_interrupt_became_is_no_bug(
     assert outcome.err.count("error[") == 1
 
 
-def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(files, tmp_path, monkeypatch):
     def begun() -> bool:
         return bool(list(tmp_path.glob("odtpack-simulate-*/files/*")))
 
@@ -205,9 +198,7 @@ def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_train_keeps_the_epochs_that_are_over(
-    shared: Shared, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_train_keeps_the_epochs_that_are_over(shared, tmp_path, number):
     out, temporary = tmp_path / "out.ckpt", tmp_path / "tmp"
     temporary.mkdir()
     command = ["train", shared.package, "--data", shared.data, "--epochs", 10**6, "--out", out]
@@ -224,9 +215,7 @@ def test_train_keeps_the_epochs_that_are_over(
     assert list(temporary.glob("*odtpack*")) == []
 
 
-def test_a_simulation_that_is_terminated_leaves_nothing_over(
-    shared: Shared, tmp_path: Path
-) -> None:
+def test_a_simulation_that_is_terminated_leaves_nothing_over(shared, tmp_path):
     command = ["simulate", shared.package, "--data", shared.data, "--device", "pixel-8a",
                "--epochs", 10**5]  # fmt: skip
 

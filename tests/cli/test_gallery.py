@@ -11,7 +11,6 @@ import pytest
 
 from odtpack.cli import model
 from odtpack_runtime.package.package import Package
-from tests.cli.conftest import Run
 from tests.programs import ran
 
 FAST = "anomaly-autoencoder"
@@ -32,7 +31,7 @@ def run_command(words: list[str], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
+def test_an_example_runs_as_its_page_says(name, tmp_path):
     model.write_example(name, tmp_path)
     page = (tmp_path / "README.md").read_text()
     named = {each for cell in re.findall(r"^\| (`.*?`) \|", page, re.M)
@@ -57,13 +56,13 @@ def test_an_example_runs_as_its_page_says(name: str, tmp_path: Path) -> None:
         assert int(found[2]) > 90
 
 
-def test_the_guide_lists_the_examples() -> None:
+def test_the_guide_lists_the_examples():
     guide = (Path(__file__).parents[2] / "docs/guides/ml-engineer.md").read_text()
     table = guide.partition("## Start from an example")[2].partition("\n## ")[0]
     assert sorted(re.findall("^\\| `([a-z-]+)`", table, re.M)) == model.names()
 
 
-def test_init_writes_an_example(run: Run, tmp_path: Path) -> None:
+def test_init_writes_an_example(run, tmp_path):
     folder = tmp_path / "a project"
     outcome = run("init", "--example", "next-word", "--out", folder, "--json", code=0)
     assert (folder / "train.mjs").is_file()

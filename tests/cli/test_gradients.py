@@ -41,7 +41,7 @@ def build(run: Run, model: Path, tmp_path: Path) -> Run:
     return lambda *more, code=0: run(*words, *more, code=code)
 
 
-def test_what_no_gradient_reaches_is_noted_and_stays_constant(build: Run) -> None:
+def test_what_no_gradient_reaches_is_noted_and_stays_constant(build):
     shown = build("--json")
     assert "the loss does not depend on second_head: not trained" in shown.err
     roles = {item["name"]: item["role"] for item in shown.json()["parameters"]}
@@ -49,16 +49,14 @@ def test_what_no_gradient_reaches_is_noted_and_stays_constant(build: Run) -> Non
 
 
 @pytest.mark.parametrize("pattern", ["second_head", "*head", "*"])
-def test_what_is_asked_to_train_and_not_reached_is_an_error(
-    build: Run, tmp_path: Path, pattern: str
-) -> None:
+def test_what_is_asked_to_train_and_not_reached_is_an_error(build, tmp_path, pattern):
     assert_refused(build("--train", pattern, code=2), "not-reached", "'second_head'")
     assert not (tmp_path / "package").exists()
     code = 0 if pattern == "second_head" else 2
     build("--train", pattern, "--loss-input", "other", code=code)
 
 
-def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(build: Run, tmp_path: Path) -> None:
+def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(build, tmp_path):
     silent = -np.ones((9, 4))  # no unit is active
     shown = build("--json", "--sample", write_data(tmp_path / "silent.npz", silent))
     assert shown.json()["zero_gradients"] == ["body", "head"]
@@ -69,7 +67,7 @@ def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(build: Run, tmp_pat
     assert "each of 2 trained parameters gets a gradient" in shown.err
 
 
-def test_sample_data_that_do_not_fill_a_batch(build: Run, model: Path, tmp_path: Path) -> None:
+def test_sample_data_that_do_not_fill_a_batch(build, model, tmp_path):
     proto = onnx.load(model)
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 8
@@ -135,7 +133,7 @@ def write(folder: Path) -> tuple[Path, Path]:
     return export(net, tokens, folder / "model.onnx", "torchscript"), file
 
 
-def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
+def test_every_loss_is_named_and_restored(run, tmp_path):
     model, file = write(tmp_path)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--torch"
     restore: list[str] = []
@@ -158,7 +156,7 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
     assert "Dropout is in training mode" in why
 
 
-def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> None:
+def test_parameters_with_further_axes_are_compared(run, tmp_path):
     """The scales of a GroupNorm have the shape [4, 1, 1] in the file."""
     from tests.exported.export import export
 
@@ -206,7 +204,7 @@ def padded():
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> None:
+def test_a_tied_parameter_is_one(run, tmp_path, exporter):
     """Of padding_idx only the look-up's gradient is none, which --freeze-row does not give."""
     from tests.exported.export import export
 
@@ -225,7 +223,7 @@ def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> Non
         assert ["the embedding is tied" in each["why"] for each in found["different"]] == [True]
 
 
-def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
+def test_what_does_not_train_is_named(run, tmp_path):
     model, file = write(tmp_path)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--torch", f"{file}:build"
     found = run(*command, "--train", "outer.*", "--json").json()
@@ -239,7 +237,7 @@ def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
     ("function", "code"),
     [("broken", "torch-step-failed"), ("missing", "torch-step-failed"), ("a b", "bad-option")],
 )
-def test_steps_that_cannot_be_taken(function: str, code: str, run: Run, tmp_path: Path) -> None:
+def test_steps_that_cannot_be_taken(function, code, run, tmp_path):
     model, file = write(tmp_path)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--torch"
     assert f"error[{code}]" in run(*command, f"{file}:{function}", code=2).err

@@ -1,7 +1,6 @@
 """``odtpack head`` gives an encoder the head that PyTorch would."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from odtpack.build import build_package
-from odtpack.model.source import ModelLike
 from odtpack.spec import Head
 from odtpack_runtime import CheckpointState
-from tests.cli.conftest import Refused, Run
 from tests.exported.export import export
 from tests.simulator.graphs import weighted
 
@@ -59,7 +56,7 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("opset", [12, 17, 18])
 @pytest.mark.parametrize("pool", ["mean", "cls", "none"])
-def test_the_logits_are_those_of_pytorch(run: Run, tmp_path: Path, pool: str, opset: int) -> None:
+def test_the_logits_are_those_of_pytorch(run, tmp_path, pool, opset):
     torch.manual_seed(0)
     module = Encoder(pooled=pool == "none")
     model, out = write(tmp_path / "encoder.onnx", module, opset), tmp_path / "model.onnx"
@@ -91,7 +88,7 @@ def test_the_logits_are_those_of_pytorch(run: Run, tmp_path: Path, pool: str, op
 
 @pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize("pool", ["global", "flatten"])
-def test_a_head_on_a_feature_map(run: Run, tmp_path: Path, pool: str, opset: int) -> None:
+def test_a_head_on_a_feature_map(run, tmp_path, pool, opset):
     """The mean of each channel, or all numbers, and the linear layer."""
     model, out = tmp_path / "map.onnx", tmp_path / "model.onnx"
     text = f"""<ir_version: 8, opset_import: ["": {opset}]>
@@ -106,16 +103,14 @@ def test_a_head_on_a_feature_map(run: Run, tmp_path: Path, pool: str, opset: int
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_feature_map_of_any_size_has_no_width_to_flatten(
-    refused: Refused, tmp_path: Path
-) -> None:
+def test_a_feature_map_of_any_size_has_no_width_to_flatten(refused, tmp_path):
     model = tmp_path / "map.onnx"
     onnx.save(weighted("g (float[n, 4, h, 5] x) => (float[n, 4, h, 5] y) { y = Tanh(x) }"), model)
     words = ("head", model, "--pool", "flatten", "--classes", 2, "--out", tmp_path / "m.onnx")
     refused(words, "unknown-shape", "the axes but the first of 'y' are not fixed")
 
 
-def test_the_head_trains_alone(run: Run, tmp_path: Path) -> None:
+def test_the_head_trains_alone(run, tmp_path):
     torch.manual_seed(1)
     model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"
     package, data = tmp_path / "package", tmp_path / "data.npz"
@@ -136,7 +131,7 @@ def test_the_head_trains_alone(run: Run, tmp_path: Path) -> None:
     assert names == {"head.weight", "head.bias"}
 
 
-def test_the_seed_decides_the_weight(run: Run, tmp_path: Path) -> None:
+def test_the_seed_decides_the_weight(run, tmp_path):
     model = write(tmp_path / "encoder.onnx", Encoder())
     files = [tmp_path / f"{i}.onnx" for i in range(3)]
     for seed, out in zip((1, 1, 2), files, strict=True):
@@ -146,7 +141,7 @@ def test_the_seed_decides_the_weight(run: Run, tmp_path: Path) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_what_cannot_get_a_head_is_refused(run: Run, refused: Refused, tmp_path: Path) -> None:
+def test_what_cannot_get_a_head_is_refused(run, refused, tmp_path):
     model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"
     rest = ("--classes", 2, "--out", tmp_path / "not.onnx")
     head = "head", model, "--pool"
@@ -161,9 +156,7 @@ def test_what_cannot_get_a_head_is_refused(run: Run, refused: Refused, tmp_path:
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, onnx_ir.from_proto], ids=["proto", "ir"])
-def test_a_model_in_memory_gets_the_head_of_its_file(
-    wrap: Callable[[onnx.ModelProto], ModelLike], tmp_path: Path
-) -> None:
+def test_a_model_in_memory_gets_the_head_of_its_file(wrap, tmp_path):
     file = tmp_path / "model.onnx"
     export(Encoder(pooled=True).eval(), batch(), file, "torchscript")
     model, head = onnx.load(file), Head(pool="none", classes=CLASSES)

@@ -8,7 +8,6 @@ import onnx
 from odtpack.package.coverage import coverage
 from tests import zoo
 from tests.autodiff.test_rules import CASES
-from tests.cli.conftest import Run
 from tests.model_text import parsed
 
 
@@ -22,7 +21,7 @@ def write(folder: Path, body: str, *known: onnx.ValueInfoProto, **weights: tuple
     return folder / "model.onnx"
 
 
-def test_coverage_names_opsets_inputs_and_way(run: Run) -> None:
+def test_coverage_names_opsets_inputs_and_way(run):
     shown = run("ops", "coverage", "Conv", "Floor", "Mish", "StringSplit", "--json", code=0)
     rows = {row["op_type"]: row for row in shown.json()["operators"]}
     assert rows["Conv"] == {
@@ -35,17 +34,17 @@ def test_coverage_names_opsets_inputs_and_way(run: Run) -> None:
         assert word in shown.err
 
 
-def test_coverage_by_way(run: Run) -> None:
+def test_coverage_by_way(run):
     rows = run("ops", "coverage", "--how", "rule", "--json", code=0).json()["operators"]
     assert {row["how"] for row in rows} == {"rule"}
     assert len(rows) == sum(row.how == "rule" for row in coverage())
 
 
-def test_an_unknown_operator_suggests_the_near_one(run: Run) -> None:
+def test_an_unknown_operator_suggests_the_near_one(run):
     assert "did you mean Conv" in run("ops", "coverage", "Konv", code=2).err
 
 
-def test_the_trainable_inputs_are_those_of_the_gradient_sweep() -> None:
+def test_the_trainable_inputs_are_those_of_the_gradient_sweep():
     """What the table promises is what is held to PyTorch and finite differences."""
     swept: dict[str, set[str]] = {}
     for case in CASES:
@@ -69,13 +68,13 @@ def test_the_trainable_inputs_are_those_of_the_gradient_sweep() -> None:
     assert not different
 
 
-def test_a_model_without_obstacles(run: Run, tmp_path: Path) -> None:
+def test_a_model_without_obstacles(run, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(zoo.mlp(), path)
     assert "4 parameters: a gradient reaches each" in run("ops", "check", path, code=0).out
 
 
-def test_every_obstacle_is_named_with_what_it_blocks(run: Run, tmp_path: Path) -> None:
+def test_every_obstacle_is_named_with_what_it_blocks(run, tmp_path):
     body = """{
         h = MatMul(x, w1)
         [first] i = odd.First(h)
@@ -94,7 +93,7 @@ def test_every_obstacle_is_named_with_what_it_blocks(run: Run, tmp_path: Path) -
     run("build", path, "--out", tmp_path / "p", "--loss", "mse", code=2)
 
 
-def test_check_names_the_model_and_the_output_that_do_not_exist(run: Run, tmp_path: Path) -> None:
+def test_check_names_the_model_and_the_output_that_do_not_exist(run, tmp_path):
     path = tmp_path / "model.onnx"
     run("ops", "check", path, code=2)
     onnx.save(zoo.mlp(), path)
@@ -102,7 +101,7 @@ def test_check_names_the_model_and_the_output_that_do_not_exist(run: Run, tmp_pa
     assert "its outputs are output" in said
 
 
-def test_an_obstacle_inside_of_a_body_is_named(run: Run, tmp_path: Path) -> None:
+def test_an_obstacle_inside_of_a_body_is_named(run, tmp_path):
     body = """{
         [steps] h = Scan <num_scan_inputs = 1, body = turn (float[4] part) => (float[4] r) {
             m = MatMul(part, w1) [inner] o = odd.First(m) r = Tanh(o)
@@ -115,7 +114,7 @@ def test_an_obstacle_inside_of_a_body_is_named(run: Run, tmp_path: Path) -> None
     assert found["why"].startswith("inside of it operator First (domain odd")
 
 
-def test_check_and_build_agree_on_what_the_loss_reaches(run: Run, tmp_path: Path) -> None:
+def test_check_and_build_agree_on_what_the_loss_reaches(run, tmp_path):
     path = tmp_path / "model.onnx"
     text = """(float[n, 2] x) => (float[n, 2] y, float[n, 2] z)
         <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] v = {1, 2, 3, 4}>

@@ -23,7 +23,7 @@ from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.reports import report_formats
 from odtpack_simulator.reports.svg import element
 from odtpack_simulator.values.text import clean
-from tests.cli.conftest import Run, Shared
+from tests.cli.conftest import Shared
 from tests.packages.mutations import edit
 from tests.programs import ran
 from tests.simulator.factory import make_result
@@ -48,7 +48,7 @@ def words(shared: Shared, command: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", READING)
-def test_what_a_command_found_goes_to_stdout(run: Run, shared: Shared, name: str) -> None:
+def test_what_a_command_found_goes_to_stdout(run, shared, name):
     command, found = READING[name]
     outcome = run(*words(shared, command), code=0)
     assert found in outcome.out
@@ -56,18 +56,18 @@ def test_what_a_command_found_goes_to_stdout(run: Run, shared: Shared, name: str
 
 
 @pytest.mark.parametrize("name", READING)
-def test_with_json_stdout_is_json_and_nothing_else(run: Run, shared: Shared, name: str) -> None:
+def test_with_json_stdout_is_json_and_nothing_else(run, shared, name):
     assert json.loads(run(*words(shared, READING[name][0]), "--json", code=0).out)
 
 
-def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
+def test_diff_goes_to_stdout(run, shared):
     text = run("diff", shared.package, shared.package, code=0)
     assert text.out.strip()
     assert text.err == ""
     assert json.loads(run("diff", shared.package, shared.package, "--format", "json").out)
 
 
-def test_one_command_does_not_decide_for_the_next(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_one_command_does_not_decide_for_the_next(run, shared, tmp_path):
     assert run("devices", "list").out
     build = "build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package"
     built = run(*build, code=0)
@@ -75,7 +75,7 @@ def test_one_command_does_not_decide_for_the_next(run: Run, shared: Shared, tmp_
     assert "built" in built.err
 
 
-def test_errors_go_to_stderr(run: Run) -> None:
+def test_errors_go_to_stderr(run):
     for command in (("inspect", "nowhere"), ("devices", "show", "nothing"), ("verify", "nowhere")):
         outcome = run(*command, code=2)
         assert outcome.out == ""
@@ -87,9 +87,7 @@ def test_errors_go_to_stderr(run: Run) -> None:
     ("iphone", [name for name in list_profiles() if "iphone" in name]),
     ("PIXEL", [name for name in list_profiles() if "pixel" in name]),
 ])  # fmt: skip
-def test_part_of_a_name_gets_the_devices_that_contain_it(
-    run: Run, asked: str, expected: list[str]
-) -> None:
+def test_part_of_a_name_gets_the_devices_that_contain_it(run, asked, expected):
     outcome = run("devices", "show", asked, code=2)
     assert expected
     assert f"did you mean {' or '.join(map(repr, expected))}?" in outcome.err
@@ -99,7 +97,7 @@ def test_part_of_a_name_gets_the_devices_that_contain_it(
     ("encoding", "words"),
     [("cp1252", "loss 2.32 -> 0.114, accuracy 9.4 -> 96.6 %"), ("ascii", "over 10 us")],
 )
-def test_what_an_encoding_lacks_has_a_plain_form(tmp_path: Path, encoding: str, words: str) -> None:
+def test_what_an_encoding_lacks_has_a_plain_form(tmp_path, encoding, words):
     result, budget = tmp_path / "result.json", tmp_path / "budgets.toml"
     result.write_text(make_result().to_json())
     budget.write_text('[budgets]\nstep_latency = "10 us"\n')
@@ -112,7 +110,7 @@ def test_what_an_encoding_lacks_has_a_plain_form(tmp_path: Path, encoding: str, 
     assert words in text
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     """As under ``head``: more than a pipe holds, and it is closed."""
     code = "import sys; from odtpack.cli import main; sys.exit(main(['ops', 'coverage', '--json']))"
     for text in (code, code.replace(", '--json'", "")):
@@ -140,7 +138,7 @@ def completed(*command: str, cwd: Path | None = None) -> list[str]:
 
 
 class TestCompletion:
-    def test_devices(self, tmp_path: Path) -> None:
+    def test_devices(self, tmp_path):
         (tmp_path / "pixel-of-mine.toml").touch()
         (tmp_path / "pixel.txt").touch()
         assert set(completed("simulate", "p", "--device", "pixel", cwd=tmp_path)) == {
@@ -152,11 +150,11 @@ class TestCompletion:
         assert completed("fit", "m", "--device", "google/") == google
         assert "all" in completed("simulate", "p", "--device", "al")
 
-    def test_losses_and_optimizers(self) -> None:
+    def test_losses_and_optimizers(self):
         assert set(completed("build", "m", "--loss", "")) == {*LOSSES, "none"}
         assert set(completed("build", "m", "--optimizer", "")) == set(OPTIMIZERS)
 
-    def test_formats_of_reports_and_their_paths(self, tmp_path: Path) -> None:
+    def test_formats_of_reports_and_their_paths(self, tmp_path):
         formats = [f"{name}:" for name in report_formats()]
         assert completed("simulate", "p", "--report", "") == formats
         assert completed("judge", "r", "--report", "ht") == ["html:"]
@@ -165,11 +163,11 @@ class TestCompletion:
         assert found == ["html:reports/"]
         assert completed("inspect", "p", "--report", "j") == ["json:"]
 
-    def test_examples(self) -> None:
+    def test_examples(self):
         assert completed("init", "--example", "") == names()
         assert completed("init", "--example", "next") == ["next-word"]
 
-    def test_the_script_is_shown(self, run: Run) -> None:
+    def test_the_script_is_shown(self, run):
         assert "--install-completion" in run("--help").out
 
 
@@ -210,7 +208,7 @@ def harmless(text: str) -> None:
     assert not re.search(r"^\s*signature   valid", text, re.M), text
 
 
-def test_every_command_that_reads_it(evil: Path, tmp_path: Path, run: Run) -> None:
+def test_every_command_that_reads_it(evil, tmp_path, run):
     out = tmp_path / "package"
     commands = [
         (0, ["build", evil, "--out", out, "--loss", "mse"]), (0, ["inspect", evil]),
@@ -226,15 +224,13 @@ def test_every_command_that_reads_it(evil: Path, tmp_path: Path, run: Run) -> No
         harmless(printed.err)
 
 
-def test_an_unsigned_package_does_not_say_that_it_is_signed(
-    evil: Path, tmp_path: Path, run: Run
-) -> None:
+def test_an_unsigned_package_does_not_say_that_it_is_signed(evil, tmp_path, run):
     run("build", evil, "--out", tmp_path / "package", "--loss", "mse", code=0)
     lines = [line.split() for line in run("verify", tmp_path / "package", code=0).out.splitlines()]
     assert [words for words in lines if words[0] == "signature"] == [["signature", "none"]]
 
 
-def test_a_manifest_with_hostile_names(evil: Path, tmp_path: Path, run: Run) -> None:
+def test_a_manifest_with_hostile_names(evil, tmp_path, run):
     out = tmp_path / "package"
     run("build", evil, "--out", out, "--loss", "mse", code=0)
     edit(out, lambda content: content["tool"].update(odtpack=EVIL))
@@ -248,7 +244,7 @@ def test_a_manifest_with_hostile_names(evil: Path, tmp_path: Path, run: Run) -> 
     EVIL, "::error::x", "  ::group::x", "x ::notice a=b::c", "x ::ERROR::y",
     "x ::internal-set x::y",
 ])  # fmt: skip
-def test_clean(text: str) -> None:
+def test_clean(text):
     found = clean(text)
     assert "\n" not in found
     harmless(found)
@@ -257,14 +253,12 @@ def test_clean(text: str) -> None:
     harmless(str(element("text", text, title=text)))
 
 
-def test_nothing_is_broken_into_lines_where_nothing_is_a_terminal(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_is_broken_into_lines_where_nothing_is_a_terminal(capfd):
     _console.console().print(Text("a " * 60 + "::x::y"))
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_cuts_nothing_off(monkeypatch):
     narrow = Console(file=io.StringIO(), width=40)
     monkeypatch.setattr(_console, "console", lambda: narrow)
     row = ("layer.0.attention.query.weight", "trainable", "float32[32, 32]", "", "4.1 kB")
@@ -274,7 +268,7 @@ def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(word in found for word in (row[0], "trainable", "float32[32,", "4.1 kB"))
 
 
-def test_what_stays() -> None:
+def test_what_stays():
     for text in ("aten::add", "torch::nn::Linear", "a: b", "#3 [x]", "naïve ☃ 名前", "x::errors"):
         assert clean(text) == text
 
@@ -296,9 +290,7 @@ def unet(tmp_path: Path) -> Path:
     return tmp_path / "unet.onnx"
 
 
-def test_onnxruntimes_own_log(
-    unet: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_onnxruntimes_own_log(unet, tmp_path, capfd):
     """Neither a build that succeeds nor a training that fails shows it; the error says it once."""
     out, data = tmp_path / "package", tmp_path / "data.npz"
     assert main(["build", str(unet), "--out", str(out), "--loss", "mse"]) == 0

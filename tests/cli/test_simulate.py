@@ -31,7 +31,7 @@ def simulate(run: Run, shared: Shared) -> Run:
 
 
 class TestSimulate:
-    def test_over_budget(self, simulate: Run, shared: Shared, tmp_path: Path) -> None:
+    def test_over_budget(self, simulate, shared, tmp_path):
         """Exit code 1, the culprit on stderr, the whole result on stdout and in both reports."""
         before = tree(shared.package)
         budget = tmp_path / "budgets.toml"
@@ -65,9 +65,7 @@ class TestSimulate:
         assert "No budget was given" not in outcome.err
         assert tree(shared.package) == before
 
-    def test_without_a_budget(
-        self, simulate: Run, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_without_a_budget(self, simulate, run, shared, tmp_path):
         """Exit code 0, a budget to start from, and the losses that ``train`` has, step by step."""
         outcome = simulate("--device", "zero-2-w", "--seed", 7, "--json")
         assert outcome.code == 0, outcome.err
@@ -87,9 +85,7 @@ class TestSimulate:
         expected = [trained["eval_loss_before"], trained["eval_loss_after"]]
         assert ends == pytest.approx(expected, rel=1e-5)
 
-    def test_profiles_that_contradict_each_other(
-        self, run: Run, shared: Shared, tmp_path: Path
-    ) -> None:
+    def test_profiles_that_contradict_each_other(self, run, shared, tmp_path):
         source = Path(demo_module.__file__).parents[4] / "device_profiles/google/pixel-8a.toml"
         profile = tmp_path / "mine.toml"
         profile.write_text(source.read_text().replace("Google Pixel 8a", "My Pixel"))
@@ -99,7 +95,7 @@ class TestSimulate:
 
 
 class TestDemo:
-    def test_the_whole_way(self, run: Run, tmp_path: Path) -> None:
+    def test_the_whole_way(self, run, tmp_path):
         pytest.importorskip("sklearn")
         outcome = run("demo", "--out", tmp_path / "demo", "--epochs", 2, "--json", code=0)
         content = outcome.json()
@@ -137,15 +133,13 @@ class TestDemo:
             right += int(np.argmax(scores[0]) == labels[index])
         return right / len(held_out)
 
-    def test_without_its_extra(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_its_extra(self, run, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
         outcome = run("demo", "--out", tmp_path / "demo")
         assert_refused(outcome, "demo-extra-missing", "scikit-learn", "pip install scikit-learn")
         assert not (tmp_path / "demo").exists()
 
-    def test_place_that_cannot_be_a_folder(self, run: Run, tmp_path: Path) -> None:
+    def test_place_that_cannot_be_a_folder(self, run, tmp_path):
         pytest.importorskip("sklearn")
         (tmp_path / "demo").write_text("a file")
         assert_refused(run("demo", "--out", tmp_path / "demo"), "cannot-write", "demo")
@@ -154,7 +148,7 @@ class TestDemo:
 # What ``odtpack demo`` tells to paste.
 
 
-def test_the_command_to_go_on_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_to_go_on_can_be_pasted(capsys):
     out = Path("my demo's folder")
     _finish([0.5, 0.9], 100, [], out, 5, 1.0)
     lines = "".join(capsys.readouterr()).splitlines()
@@ -167,7 +161,7 @@ def test_the_command_to_go_on_can_be_pasted(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "others", [(1.0, 2.0, 3.0), (1.0, 20.0, 90.0), (0.0004, 0.0005, 0.0006), (200.0, 210.0, 220.0)]
 )
-def test_the_failing_budget_is_broken_by_one_device(others: tuple[float, float, float]) -> None:
+def test_the_failing_budget_is_broken_by_one_device(others):
     names = ["samsung/galaxy-a12", "apple/iphone-16-pro", "raspberrypi/zero-2-w"]
     slow = tuple(40 * end for end in (others[1], others[1], others[2]))
     spans = [others, others, slow]
@@ -190,5 +184,5 @@ def test_the_failing_budget_is_broken_by_one_device(others: tuple[float, float, 
     assert "exit code 1" in text
 
 
-def test_without_two_step_times_there_is_no_failing_budget() -> None:
+def test_without_two_step_times_there_is_no_failing_budget():
     assert budget_that_one_breaks(make_result(["google/pixel-8a"])) == ""

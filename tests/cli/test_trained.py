@@ -13,7 +13,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from odtpack_simulator.values.units import format_percent
 from tests import zoo
-from tests.cli.conftest import Outcome, Run, Shared, arrays, assert_refused
+from tests.cli.conftest import Outcome, arrays, assert_refused
 from tests.model_text import drawn, parsed
 from tests.packaging_tools import open_training
 
@@ -49,9 +49,7 @@ FIRST, SECOND = DEEP.format(0), DEEP.format(1)
     (2, ("--freeze", "*.b", "--group", "*.1.*:lr=2,decay=0.5"),
      [f"lr x1, decay 0: {FIRST}w", f"lr x2, decay 0.5: {SECOND}w"]),
 ])  # fmt: skip
-def test_what_trains(
-    layers: int, options: tuple[str, ...], lines: list[str], run: Run, tmp_path: Path
-) -> None:
+def test_what_trains(layers, options, lines, run, tmp_path):
     model = _chain(tmp_path / "model.onnx", layers)
     outcome = run(
         "build", model, "--out", tmp_path / "package", "--loss", "mse", "--json",
@@ -64,7 +62,7 @@ def test_what_trains(
     assert trained == {DEEP.format(i) + kind for i in range(layers) for kind in kinds}
 
 
-def test_flat_names_are_counted(run: Run, tmp_path: Path) -> None:
+def test_flat_names_are_counted(run, tmp_path):
     model = _chain(tmp_path / "model.onnx", 30, "a_layer_of_many_{}_")
     outcome = run("build", model, "--out", tmp_path / "package", "--loss", "mse", "--no-self-check")
     printed = _printed(outcome)
@@ -80,7 +78,7 @@ def outputs(path: Path) -> list[str]:
     return [value.name for value in onnx.load(path).graph.output]
 
 
-def test_only_the_evaluation_model_returns_the_prediction(shared: Shared) -> None:
+def test_only_the_evaluation_model_returns_the_prediction(shared):
     """Training keeps its memory: nothing has to live on for the prediction."""
     package = Package.open(shared.package)
     assert outputs(package.eval_model) == ["loss", "output"]
@@ -91,7 +89,7 @@ def test_only_the_evaluation_model_returns_the_prediction(shared: Shared) -> Non
     verify_package(shared.package)
 
 
-def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
+def test_the_prediction_is_that_of_the_forward_model(shared):
     _, module, _ = open_training(shared.package)
     data = arrays()
     _, scores = module.eval()(data["input"], data["labels"])
@@ -101,9 +99,7 @@ def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
 
 
 @pytest.mark.parametrize("how", ["option", "recipe"])
-def test_a_build_that_is_told_so_returns_the_loss_only(
-    run: Run, shared: Shared, tmp_path: Path, how: str
-) -> None:
+def test_a_build_that_is_told_so_returns_the_loss_only(run, shared, tmp_path, how):
     package, recipe = tmp_path / "package", tmp_path / "recipe.toml"
     recipe.write_text(f'model = "{shared.model}"\npackage = "package"\nprediction = false\n'
                       '[loss]\nkind = "cross_entropy"\n')  # fmt: skip
@@ -115,9 +111,7 @@ def test_a_build_that_is_told_so_returns_the_loss_only(
     assert "accuracy" not in outcome.err
 
 
-def test_train_shows_loss_and_accuracy_before_and_after(
-    run: Run, shared: Shared, tmp_path: Path
-) -> None:
+def test_train_shows_loss_and_accuracy_before_and_after(run, shared, tmp_path):
     options = "--epochs", 8, "--lr", 0.01, "--holdout", 0.2, "--json"
     outcome = run(*shared.train(tmp_path / "ck", *options))
     figures = outcome.json()
@@ -137,7 +131,7 @@ def test_train_shows_loss_and_accuracy_before_and_after(
     assert figures["accuracy_after"] == (scores.argmax(1) == data["labels"]).mean()
 
 
-def test_simulate_shows_loss_and_accuracy_before_and_after(run: Run, shared: Shared) -> None:
+def test_simulate_shows_loss_and_accuracy_before_and_after(run, shared):
     simulate = "simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"
     outcome = run(*simulate, "--interruptions", 0, "--epochs", 8, "--lr", 0.01, "--json")
     training = outcome.json()["training"]
@@ -151,20 +145,20 @@ def test_simulate_shows_loss_and_accuracy_before_and_after(run: Run, shared: Sha
 # ``inspect`` of a package: the tree of sizes; ``build --frozen-dtype``.
 
 
-def test_tree(run: Run, shared: Shared) -> None:
+def test_tree(run, shared):
     outcome = run("inspect", shared.package, code=0)
     for path in shared.package.iterdir():
         (line,) = (row for row in outcome.out.splitlines() if path.name in row)
         assert "%" in line
 
 
-def test_json(run: Run, shared: Shared) -> None:
+def test_json(run, shared):
     sizes = run("inspect", shared.package, "--json").json()["sizes"]
     assert sizes["size_bytes"] == sum(path.stat().st_size for path in shared.package.iterdir())
     assert {part["name"] for part in sizes["parts"]} == {p.name for p in shared.package.iterdir()}
 
 
-def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_reports(run, shared, tmp_path):
     page, data = tmp_path / "sizes.html", tmp_path / "sizes.json"
     reports = "--report", f"html:{page}", "--report", f"json:{data}"
     outcome = run("inspect", shared.package, *reports, "--json", code=0)
@@ -179,9 +173,9 @@ def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
     ("model", "html:x.html", "option-not-used"),
 ])  # fmt: skip
 def test_bad_reports(
-    run: Run, shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    of: str, destination: str, code: str,
-) -> None:  # fmt: skip
+    run, shared, monkeypatch, tmp_path,
+    of, destination, code,
+):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     outcome = run("inspect", getattr(shared, of), "--report", destination, code=2)
     assert f"error[{code}]" in outcome.err
@@ -190,13 +184,13 @@ def test_bad_reports(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_does_not_replace_a_file_of_the_package(run: Run, shared: Shared) -> None:
+def test_a_report_does_not_replace_a_file_of_the_package(run, shared):
     before = (shared.package / "checkpoint").read_bytes()
     run("inspect", shared.package, "--report", f"html:{shared.package / 'checkpoint'}", code=2)
     assert (shared.package / "checkpoint").read_bytes() == before
 
 
-def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
+def test_frozen_dtype(run, tmp_path):
     model = tmp_path / "model.onnx"
     onnx.save(zoo.transformer_encoder(layers=1, d=64, ff=64, T=8, vocab=50), model)
     arguments = ("build", model, "--loss", "cross_entropy", "--train", "classifier.*", "--json")
@@ -212,15 +206,13 @@ def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
     assert f"{len(stored)} of them are float32 in the model" in outcome.out
 
 
-def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_frozen_dtype_without_frozen_weights(run, shared, tmp_path):
     outcome = run(*shared.build(tmp_path / "p", "--frozen-dtype", "int8"))
     assert_refused(outcome, "storage-not-used", "--freeze")
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_export_has_outputs_that_the_loss_does_not_read(
-    storage: str, run: Run, tmp_path: Path
-) -> None:
+def test_export_has_outputs_that_the_loss_does_not_read(storage, run, tmp_path):
     """The evaluation model does not compute them; a large frozen head may be stored in less."""
     random = np.random.default_rng(1)
     weights = {name: random.normal(size=(40, size)).astype(np.float32)

@@ -36,9 +36,9 @@ FORMULA = "--optimizer-option", "formula=pytorch"
      {"kind": "adafactor", "beta2_decay": -0.7, "clip_threshold": 1.0}),
 ])  # fmt: skip
 def test_every_optimizer_is_built_and_trains(
-    build: Build, run: Run, shared: Shared, tmp_path: Path, options: tuple[object, ...],
-    expected: dict[str, Any],
-) -> None:  # fmt: skip
+    build, run, shared, tmp_path, options,
+    expected,
+):  # fmt: skip
     assert build(*options)["optimizer"].items() >= expected.items()
     assert run("inspect", tmp_path / "p").out.count(str(expected["kind"])) >= 1
     rate = {"sgd": 0.05, "lion": 0.003, "adafactor": 0.1}.get(str(expected["kind"]), 0.01)
@@ -47,9 +47,7 @@ def test_every_optimizer_is_built_and_trains(
     assert outcome.json()["eval_loss_after"] < 0.8 * outcome.json()["eval_loss_before"]
 
 
-def test_the_manifest_says_what_happens_around_the_optimizer(
-    build: Build, run: Run, tmp_path: Path
-) -> None:
+def test_the_manifest_says_what_happens_around_the_optimizer(build, run, tmp_path):
     options = """--weight-decay 0.05 --no-vector-decay --clip-norm 1 --accumulate 4
         --group fc.*:lr=10 --group *.bias:decay=0.5 --schedule cosine:warmup=2,floor=0.1,lr=0.02"""
     content = build(*options.split())
@@ -71,7 +69,7 @@ def test_the_manifest_says_what_happens_around_the_optimizer(
     assert Package.open(tmp_path / "p").manifest.groups[3].parameters == ("fc.bias",)
 
 
-def test_a_plain_manifest_says_nothing_of_it(shared: Shared) -> None:
+def test_a_plain_manifest_says_nothing_of_it(shared):
     text = json.loads((shared.package / "manifest.json").read_text())
     assert not text.keys() & {"clip", "groups", "accumulation_steps", "schedule"}
     assert set(text["optimizer"]) == {
@@ -79,9 +77,7 @@ def test_a_plain_manifest_says_nothing_of_it(shared: Shared) -> None:
     }  # fmt: skip
 
 
-def test_train_follows_the_schedule_and_goes_on_with_it(
-    build: Build, run: Run, shared: Shared, tmp_path: Path
-) -> None:
+def test_train_follows_the_schedule_and_goes_on_with_it(build, run, shared, tmp_path):
     """48 samples by 8, accumulated by 4: steps of 4 and 2 batches, 2 steps an epoch."""
     schedule = "cosine:warmup=2,total=12,floor=0.1,lr=0.02"
     build("--accumulate", 4, "--schedule", schedule, "--clip-norm", 0.5, "--group", "fc.*:lr=2")
@@ -100,7 +96,7 @@ def test_train_follows_the_schedule_and_goes_on_with_it(
     assert rest.read_bytes() == whole.read_bytes()
 
 
-def test_which_schedule_counts(build: Build, run: Run, shared: Shared, tmp_path: Path) -> None:
+def test_which_schedule_counts(build, run, shared, tmp_path):
     build("--schedule", "linear:lr=0.01")
     train = "train", tmp_path / "p", "--data", shared.data, "--batch-size", 8, "--json"
     first, out = tmp_path / "first", tmp_path / "out"
@@ -120,9 +116,7 @@ def test_which_schedule_counts(build: Build, run: Run, shared: Shared, tmp_path:
 @pytest.mark.parametrize(
     ("schedule", "word"), [("sine", "cosine"), ("linear:warmup=100", "the training makes 6 steps")]
 )
-def test_schedules_that_do_not_fit(
-    run: Run, shared: Shared, tmp_path: Path, schedule: str, word: str
-) -> None:
+def test_schedules_that_do_not_fit(run, shared, tmp_path, schedule, word):
     train = shared.train(tmp_path / "t", "--epochs", 1, "--batch-size", 8, "--schedule", schedule)
     assert_refused(run(*train), "bad-schedule", word)
     assert not (tmp_path / "t").exists()

@@ -1,7 +1,5 @@
 """Contributed operators in standard ones: the kernel's results, and the formula's gradients."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,7 +16,6 @@ from odtpack.model.loading import load_model
 from odtpack.package.task import Task
 from odtpack.package.training import build_graphs
 from tests.autodiff.oracle import (
-    Case,
     add_gradients,
     ask_torch,
     check,
@@ -34,7 +31,7 @@ ON_CPUS = [case for case in CASES if not any(case is each for each in NORMALIZED
 
 
 @pytest.mark.parametrize("case", ON_CPUS, ids=lambda case: case.id)
-def test_formula_is_that_of_the_kernel(case: Case) -> None:
+def test_formula_is_that_of_the_kernel(case):
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
     found = session(ir.to_proto(forward_model(case)), "off").run(case.output_names, feeds)
     for (name, expected), y in zip(ask_torch(case)[0].outputs.items(), found, strict=True):
@@ -42,11 +39,11 @@ def test_formula_is_that_of_the_kernel(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_gradient_of_the_decomposition_is_that_of_the_formula(case: Case) -> None:
+def test_gradient_of_the_decomposition_is_that_of_the_formula(case):
     check(case)
 
 
-def test_every_decomposition_has_a_case_and_leaves_nothing() -> None:
+def test_every_decomposition_has_a_case_and_leaves_nothing():
     own_test = {
         "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "GatherBlockQuantized",
         "LayerNormalization", "SimplifiedLayerNormalization",
@@ -65,9 +62,7 @@ CONTRIB = ["com.microsoft"]
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize(("axis", "axes"), [("", (2,)), ("axis = 1, ", (1, 2))])
-def test_simplified_layer_normalization_of_the_standard_domain(
-    axis: str, axes: tuple[int, ...], opset: int
-) -> None:
+def test_simplified_layer_normalization_of_the_standard_domain(axis, axes, opset):
     """ONNX Runtime writes it there, and the ONNX checker refuses it."""
     shape = "8" if len(axes) == 1 else "3, 8"
     text = (
@@ -96,9 +91,7 @@ def test_simplified_layer_normalization_of_the_standard_domain(
 @pytest.mark.parametrize(
     ("axis", "axes"), [("", (2,)), ("axis = 1, ", (1, 2)), ("axis = -2, ", (1, 2))]
 )
-def test_layer_normalization_before_the_standard_has_it(
-    axis: str, axes: tuple[int, ...], opset: int
-) -> None:
+def test_layer_normalization_before_the_standard_has_it(axis, axes, opset):
     """Its values are those of the kernel, its gradients those of the formula."""
     shape = "8" if len(axes) == 1 else "3, 8"
     proto = parsed(
@@ -130,9 +123,7 @@ def test_layer_normalization_before_the_standard_has_it(
 @pytest.mark.parametrize("places", [(4,), (2, 3)])
 @pytest.mark.parametrize("points", ["middle", "whole"])
 @pytest.mark.parametrize(("kind", "bits"), [("UINT8", 4), ("UINT8", 8), ("UINT4", 4), ("INT4", 4)])
-def test_look_up_of_rows_of_few_bits(
-    kind: str, bits: int, points: str, places: tuple[int, ...]
-) -> None:
+def test_look_up_of_rows_of_few_bits(kind, bits, points, places):
     """It has no gradient; it is held to the kernel."""
     kept = stored(6, 64, 16, bits, points)
     shapes = {"w": [6, 64 * bits // 8 if kind == "UINT8" else 64], "z": [6, 4]}
@@ -164,7 +155,7 @@ def test_look_up_of_rows_of_few_bits(
         np.testing.assert_allclose(kernel, kept["matrix"][ids], rtol=1e-6, atol=1e-6)
 
 
-def test_embedding_returns_how_many_words_count() -> None:
+def test_embedding_returns_how_many_words_count():
     text = (
         "g (int32[n, 3] i, int32[n, 3] m, float[5, 8] w, float[3, 8] p, float[8] g, float[8] b)"
         " => (float[n, 3, 8] y, int32[n] counts)"
@@ -185,7 +176,7 @@ def test_embedding_returns_how_many_words_count() -> None:
     "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
     "y = com.microsoft.Unheard(a)",
 ])  # fmt: skip
-def test_what_is_not_covered_stays_as_it_is(node: str) -> None:
+def test_what_is_not_covered_stays_as_it_is(node):
     text = (
         "g (float[4, 4] a, float[4, 4] b, float[2, 4, 4] c, float[4] s) => (float y)"
         f" {{ unknown = my.Op(a) {node} }}"
@@ -216,16 +207,14 @@ def _stored_matrix(**changes: object) -> onnx.ModelProto:
     {"s": np.ones(3, np.float32)}, {"z": np.zeros(5, np.uint8)},
     {"z": np.zeros((7, 3), np.float32)}, {"weight_prepacked": 1},
 ], ids=str)  # fmt: skip
-def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
-    changes: dict[str, object],
-) -> None:
+def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(changes):
     assert {node.domain for node in load_model(_stored_matrix()).graph} == {""}
     (node,) = load_model(_stored_matrix(**changes)).graph
     assert node.op_type == "MatMulNBits"
     assert node.metadata_props[REASON].startswith("its ")
 
 
-def test_codes_have_4_bits_where_the_node_does_not_say_it() -> None:
+def test_codes_have_4_bits_where_the_node_does_not_say_it():
     node = ir.from_proto(_stored_matrix()).graph[0]
     node.attributes.pop("bits")
     matrix = stored(7, 32, 16, 4, "whole")["matrix"].numpy()
@@ -240,7 +229,7 @@ OPTIMIZED = """g (float[n, 3, 8] x) => (float[n, 3, 8] y) {
 }"""
 
 
-def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: object) -> None:
+def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path):
     scale = {"one": np.ones(8, np.float32), "zero": np.zeros(8, np.float32)}
     proto = parsed(OPTIMIZED, 20, w1=normal(8, 6, seed=1), w2=normal(6, 8, seed=2), **scale)
     path = f"{tmp_path}/optimized.onnx"
@@ -262,7 +251,7 @@ def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: obje
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_scales_that_are_stored_otherwise_are_no_parameters(tmp_path: Path) -> None:
+def test_scales_that_are_stored_otherwise_are_no_parameters(tmp_path):
     """The loss depends on them; the build said that it does not."""
     rows, columns, block = 16, 64, 32
     rng = np.random.default_rng(0)

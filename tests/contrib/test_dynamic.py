@@ -100,7 +100,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "per_channel", "weight"), CASES)
-def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path: Path) -> None:
+def test_value_and_gradient(kind, per_channel, weight, tmp_path):
     proto = quantized(kind, tmp_path, per_channel, weight)
     x = normal(T, B, D, seed=6) if kind == "LSTM" else X
     (actual,) = session(proto, "off").run(None, {"x": x})
@@ -129,7 +129,7 @@ def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path:
             np.testing.assert_allclose(found[gradients[name]], theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_of_another_rank_are_no_reason_to_fail() -> None:
+def test_weights_of_another_rank_are_no_reason_to_fail():
     """Such a node does not run, and a gradient that would pass it is an error that says so."""
     w, r = (np.zeros((rows, 4 * H), np.int8) for rows in (D, H))
     model = parsed(
@@ -142,7 +142,7 @@ def test_weights_of_another_rank_are_no_reason_to_fail() -> None:
     assert "three axes" in node.metadata_props[REASON]
 
 
-def test_product_that_onnx_runtime_has_fused() -> None:
+def test_product_that_onnx_runtime_has_fused():
     """DynamicQuantizeMatMul gives the kernel's value, and an integer product is left of it."""
     codes = np.random.default_rng(0).integers(-100, 100, (D, H), np.int8)
     model = parsed(
@@ -166,7 +166,7 @@ def test_product_that_onnx_runtime_has_fused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
-def test_adapter_on_a_product_of_integers(kind: str, tmp_path: Path) -> None:
+def test_adapter_on_a_product_of_integers(kind, tmp_path):
     """It is a layer; the forward pass goes on rounding, but where factors go before the product."""
     quantized("MatMul", tmp_path, False, "QUInt8")
     options: dict[str, Any] = {"adapter_feedforward": ("*",)} if kind == "ia3" else {}

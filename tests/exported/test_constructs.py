@@ -5,7 +5,6 @@ Each is put behind a linear layer, whose gradient is held to PyTorch's in float6
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from odtpack.build import build_package
 from odtpack.cli._twin import Twin, compared
 from odtpack_runtime import Module
 from odtpack_runtime.package.package import Package
-from tests.exported.export import Exporter, export
+from tests.exported.export import export
 from tests.packaging_tools import built_training
 from tests.sweep import split_rows
 
@@ -139,7 +138,7 @@ WRITTEN_OTHERWISE = {
         lambda name, _: name not in ALIKE,
     ),
 )
-def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
+def test_gradient(name, exporter, tmp_path):
     torch.manual_seed(4)
     net, x = Net(CONSTRUCTS[name]).eval(), torch.randn(3, 6, 4)
     model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
@@ -172,7 +171,7 @@ class Extremes(nn.Module):
         return torch.cat([y.max(-1).values, y.amax(-1) ** 2, low.flatten(1) ** 3], 1)
 
 
-def test_equal_elements(tmp_path: Path) -> None:
+def test_equal_elements(tmp_path):
     net = Extremes()
     x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
     model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic={"x": {0: "batch"}})
@@ -208,7 +207,7 @@ class Unbound(Recurrent):
 
 @pytest.mark.parametrize("module", [Recurrent, Unbound])
 @pytest.mark.parametrize("axes", [{0: "batch"}, {0: "batch", 1: "time"}])
-def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path: Path) -> None:
+def test_a_scripted_loop(module, axes, tmp_path):
     """The exporter gives the batch of the output another name, and uses it in the body."""
     torch.manual_seed(4)
     with warnings.catch_warnings():
@@ -228,7 +227,7 @@ def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path
         )
 
 
-def test_a_square_weight_may_be_stored_transposed(tmp_path: Path) -> None:
+def test_a_square_weight_may_be_stored_transposed(tmp_path):
     """Its shape does not show it: ``compare-gradients`` goes by the values."""
     torch.manual_seed(4)
     net = nn.Sequential(nn.Linear(4, 4)).eval()
@@ -260,7 +259,7 @@ SIZES: dict[str, tuple[Construct, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_target_has_the_sizes_of_the_prediction(name: str, tmp_path: Path) -> None:
+def test_a_target_has_the_sizes_of_the_prediction(name, tmp_path):
     """Those that follow from the model; a budget of memory is planned with them."""
 
     net, x = Net(SIZES[name][0], flat=False).eval(), {"x": torch.randn(3, 6, 4)}

@@ -22,7 +22,6 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from odtpack.package.candidates import candidates
-from tests.command import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.packaging_tools import open_training
@@ -142,14 +141,14 @@ def _assert_follows(module: nn.Module, x: Tensor, package: Path) -> None:
         for turn, exporter in enumerate(EXPORTERS)
     ],
 )
-def test_trains_as_in_pytorch(name: str, exporter: Exporter, tmp_path: Path) -> None:
+def test_trains_as_in_pytorch(name, exporter, tmp_path):
     module, x, model = _make(name, exporter, tmp_path)
     build_package(model, tmp_path / "package", loss="mse", optimizer=SGD())
     _assert_follows(module, x, tmp_path / "package")
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_names_of_the_file_mean_every_copy(exporter: Exporter, tmp_path: Path) -> None:
+def test_names_of_the_file_mean_every_copy(exporter, tmp_path):
     """Whoever lists the initializers of the file gets all parameters that they stand for."""
     module, x, model = _make("encoder", exporter, tmp_path)
     loaded = load_model(model)
@@ -165,7 +164,7 @@ def test_names_of_the_file_mean_every_copy(exporter: Exporter, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_products_of_two_layers_stay_tied(exporter: Exporter, tmp_path: Path) -> None:
+def test_products_of_two_layers_stay_tied(exporter, tmp_path):
     torch.manual_seed(0)
     module = _tied().eval()
     x = torch.randn(5, 8)
@@ -185,7 +184,7 @@ def shared(tmp_path: Path) -> Path:
     return path
 
 
-def test_build_says_what_nothing_tells_apart(shared: Path, tmp_path: Path) -> None:
+def test_build_says_what_nothing_tells_apart(shared, tmp_path):
     said: list[str] = []
     build_package(shared, tmp_path / "package", loss="mse", remark=said.append)
     assert said == [
@@ -194,9 +193,7 @@ def test_build_says_what_nothing_tells_apart(shared: Path, tmp_path: Path) -> No
     ]
 
 
-def test_one_module_reads_a_parameter_in_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_module_reads_a_parameter_in_parts(tmp_path, capsys):
     """As those of a GRU without constant folding: its gates are slices of one weight."""
     model = parsed(SHARED.replace("[one]", '["/g/M"]').replace("[two]", '["/g/N"]'))
     said: list[str] = []
@@ -207,7 +204,7 @@ def test_one_module_reads_a_parameter_in_parts(
     assert "\n  one parameter of the module each: w\n" in capsys.readouterr().out
 
 
-def test_untie(shared: Path, tmp_path: Path) -> None:
+def test_untie(shared, tmp_path):
     torch.manual_seed(1)
     module = Stack(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
     weight = onnx.numpy_helper.to_array(onnx.load(shared).graph.initializer[0])
@@ -218,7 +215,7 @@ def test_untie(shared: Path, tmp_path: Path) -> None:
     _assert_follows(module, torch.randn(3, 2), tmp_path / "package")
 
 
-def test_untie_in_a_recipe(shared: Path, tmp_path: Path) -> None:
+def test_untie_in_a_recipe(shared, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'model = "{shared.name}"\n[loss]\nkind = "mse"\n[parameters]\nuntie = ["w"]\n'
@@ -229,18 +226,18 @@ def test_untie_in_a_recipe(shared: Path, tmp_path: Path) -> None:
     assert [parameter["name"] for parameter in manifest["parameters"]] == ["w", "w_2"]
 
 
-def test_untie_what_is_read_once(shared: Path, tmp_path: Path) -> None:
+def test_untie_what_is_read_once(shared, tmp_path):
     with pytest.raises(OdtpackError, match="matches no tensor that several places") as caught:
         build_package(shared, tmp_path / "package", loss="mse", untie=["h"])
     assert "'w'" in str(caught.value.hint)
 
 
-def test_inspect_lists_shared_tensors(shared: Path, run: Run) -> None:
+def test_inspect_lists_shared_tensors(shared, run):
     content = run("inspect", shared, "--json", code=0).json()
     assert content["shared"] == [{"name": "w", "places": ["one", "two"], "one_parameter": False}]
 
 
-def test_a_folded_copy_of_an_equal_layer_is_not_tied(tmp_path: Path) -> None:
+def test_a_folded_copy_of_an_equal_layer_is_not_tied(tmp_path):
     """One layer is read as it is, its copy transposed by the exporter."""
 
     class Flattened(nn.Module):

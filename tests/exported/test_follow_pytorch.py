@@ -3,8 +3,6 @@
 import io
 import itertools
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +14,7 @@ from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from tests.exported import twins
 from tests.exported.compare import assert_follows
-from tests.exported.export import Exporter, export
+from tests.exported.export import export
 from tests.exported.subjects import SUBJECTS, Data
 from tests.model_text import parsed, run
 from tests.refused import refused
@@ -41,7 +39,7 @@ NORMED = [name for name in SUBJECTS if SUBJECTS[name].norms]
 
 
 @pytest.mark.parametrize(("name", "exporter", "default"), EXPORTS)
-def test_evaluation_mode(name: str, exporter: Exporter, default: bool, tmp_path: Path) -> None:
+def test_evaluation_mode(name, exporter, default, tmp_path):
     """What both exporters do by default: they fold transposes and batch normalizations."""
     subject = SUBJECTS[name]
     module, data, target = twins.make(subject, SEEDS.get((name, "eval"), 0))
@@ -56,7 +54,7 @@ def test_evaluation_mode(name: str, exporter: Exporter, default: bool, tmp_path:
     "name", split(["bert", "causal-lm", "convnext"], lambda name: name == "convnext")
 )
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_fresh(name: str, exporter: Exporter, tmp_path: Path) -> None:
+def test_fresh(name, exporter, tmp_path):
     """Of a fresh module the exporters merge equal parameters, which train apart all the same."""
     subject = SUBJECTS[name]
     module, data, target = twins.make(subject, 0, fresh=True)
@@ -72,7 +70,7 @@ def test_fresh(name: str, exporter: Exporter, tmp_path: Path) -> None:
     ("exporter", "name"),
     split_rows(itertools.product(("torchscript", "dynamo"), NORMED), lambda _, n: n == NORMED[0]),
 )
-def test_frozen_norms(name: str, exporter: Exporter, tmp_path: Path) -> None:
+def test_frozen_norms(name, exporter, tmp_path):
     """Batch normalization in inference mode that is still there, its scale trained."""
     subject = SUBJECTS[name]
     module, data, target = twins.make(subject, SEEDS.get((name, "frozen"), 0))
@@ -88,7 +86,7 @@ def test_frozen_norms(name: str, exporter: Exporter, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NORMED)
 @pytest.mark.parametrize("opset", split([None, 13], lambda opset: opset is None))
-def test_training_norms(name: str, opset: int | None, tmp_path: Path) -> None:
+def test_training_norms(name, opset, tmp_path):
     """Batch normalization in training mode, which only the older exporter writes."""
     subject = SUBJECTS[name]
     module, data, target = twins.make(subject, SEEDS.get((name, "train"), 0))
@@ -121,7 +119,7 @@ def made() -> Made:
     ("dynamo", {"optimize": False}),
     ("dynamo", {"external_data": False}),
 ])  # fmt: skip
-def test_options(made: Made, exporter: Exporter, options: dict[str, Any], tmp_path: Path) -> None:
+def test_options(made, exporter, options, tmp_path):
     module, data, target = made
     model = export(
         module, data, tmp_path / "model.onnx", exporter, dynamic=SUBJECT.dynamic, **options
@@ -132,7 +130,7 @@ def test_options(made: Made, exporter: Exporter, options: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("form", ["model", "model_proto"])
-def test_a_program_in_memory(made: Made, form: str, tmp_path: Path) -> None:
+def test_a_program_in_memory(made, form, tmp_path):
     """What torch.onnx.export returns, whose initializers are the module's own tensors."""
     module, data, target = made
     with warnings.catch_warnings():
@@ -144,7 +142,7 @@ def test_a_program_in_memory(made: Made, form: str, tmp_path: Path) -> None:
         assert torch.equal(parameter, before[name])
 
 
-def test_a_stream(made: Made, tmp_path: Path) -> None:
+def test_a_stream(made, tmp_path):
     module, data, target = made
     stream = io.BytesIO()
     with warnings.catch_warnings():
@@ -154,7 +152,7 @@ def test_a_stream(made: Made, tmp_path: Path) -> None:
     assert_follows(SUBJECT, module, data, target, model, tmp_path)
 
 
-def test_external_data(made: Made, tmp_path: Path) -> None:
+def test_external_data(made, tmp_path):
     """As the newer exporter writes models by default, and larger ones always."""
     module, data, target = made
     model = export(module, data, tmp_path / "model.onnx", "dynamo", external_data=True)
@@ -171,7 +169,7 @@ NAMES = ["keyword-gru", "lstm", "mobilenet-v3", "bert", "recommender", "siamese"
 
 @pytest.mark.parametrize("name", split(NAMES, lambda name: name == "siamese"))
 @pytest.mark.parametrize("opset", [9, 11])
-def test_an_old_export_trains_as_in_pytorch(name: str, opset: int, tmp_path: Path) -> None:
+def test_an_old_export_trains_as_in_pytorch(name, opset, tmp_path):
     subject = SUBJECTS[name]
     module, data, target = twins.make(subject, 0)
     model = export(
@@ -182,7 +180,7 @@ def test_an_old_export_trains_as_in_pytorch(name: str, opset: int, tmp_path: Pat
     assert_follows(subject, twins.folded(module), data, target, model, tmp_path)
 
 
-def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
+def test_opset_7_keeps_its_names_and_is_said(tmp_path):
     """Upsample and the broadcasts of opset 7; weights are inputs, as IR version 3 asks for."""
     text = """
     net (float[N, 1, 4, 4] x, float[2, 1, 3, 3] w, float[2] b)
@@ -209,7 +207,7 @@ def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
     (11, "Hardmax<axis = -2>(x)"),
     (11, "Hardmax<axis = 3>(x)"),
 ])  # fmt: skip
-def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
+def test_an_old_model_computes_the_same(opset, net):
     text = f"""net (float[2, 3, 10, 8] x) => (float[2, 3, H, W] y)
         <float[4] grow = {{1, 1, 1.5, 2.5}}, float[4] shrink = {{1, 1, 0.6, 0.3}}>
         {{ y = {net} }}"""
@@ -222,14 +220,14 @@ def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
 @pytest.mark.parametrize(
     ("scales", "why"), [("both", "shrinks one axis and enlarges"), ("s", "known only when")]
 )
-def test_what_an_old_resize_reads_is_not_guessed(scales: str, why: str) -> None:
+def test_what_an_old_resize_reads_is_not_guessed(scales, why):
     text = f"""net (float[1, 1, 4, 4] x, float[4] s) => (float[1, 1, H, W] y)
         <float[4] both = {{1, 1, 0.5, 2}}> {{ y = Resize(x, {scales}) }}"""
     with refused("opset-too-old", why):
         load_model(parsed(text, 10, ir_version=5))
 
 
-def test_what_the_converter_refuses() -> None:
+def test_what_the_converter_refuses():
     text = """net (float[N, 2, 4, 4] x, float[2] s) => (float[N, 2, 4, 4] y)
         { y = BatchNormalization<spatial = 0>(x, s, s, s, s) }"""
     with refused("opset-too-old", "opset 7, and converting it to 17 fails: Attr"):

@@ -154,7 +154,7 @@ STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_stop_gradient(name: str, tmp_path: Path) -> None:
+def test_stop_gradient(name, tmp_path):
     make, exporter, stops = STOPS[name]
     torch.manual_seed(0)
     module = make().eval()
@@ -225,7 +225,7 @@ STEPS_OF: dict[str, tuple[Callable[[], nn.Module], Exporter, dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("name", STEPS_OF)
-def test_steps_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
+def test_steps_are_those_of_pytorch(name, tmp_path):
     make, exporter, options = STEPS_OF[name]
     torch.manual_seed(0)
     module, feeds = make(), {"x": torch.randn(16, 6)}
@@ -273,9 +273,7 @@ FOLDED: list[tuple[str, Exporter, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "exporter", "said", "option"), FOLDED)
-def test_what_the_exporter_computed_is_said(
-    kind: str, exporter: Exporter, said: str, option: str, tmp_path: Path
-) -> None:
+def test_what_the_exporter_computed_is_said(kind, exporter, said, option, tmp_path):
     torch.manual_seed(0)
     module, feeds = Folding(kind).eval(), {"x": torch.randn(16, 6)}
     opset = 17 if exporter == "torchscript" else None
@@ -294,7 +292,7 @@ def test_what_the_exporter_computed_is_said(
     assert_follows(tmp_path / "package", module, feeds, 0.01, 1e-4)
 
 
-def test_names_do_not_match_what_was_computed_from_several(tmp_path: Path) -> None:
+def test_names_do_not_match_what_was_computed_from_several(tmp_path):
     module, feeds = Folding("norm").eval(), {"x": torch.randn(16, 6)}
     model = export(module, feeds, tmp_path / "model.onnx", "torchscript", opset=17)
     like, notes = listed(module, "names", tmp_path), list[str]()
@@ -306,7 +304,7 @@ def test_names_do_not_match_what_was_computed_from_several(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "options", [{"mode": "sum"}, {"mode": "mean"}, {"mode": "max"}, {"padding_idx": 2}], ids=str
 )
-def test_a_bag_of_embeddings_of_the_newer_exporter_trains(options: Any, tmp_path: Path) -> None:
+def test_a_bag_of_embeddings_of_the_newer_exporter_trains(options, tmp_path):
     """It is a loop that appends a row to a list in each turn."""
     module = nn.EmbeddingBag(12, 4, **options)
     feeds = {"x": torch.randint(0, 12, (6, 3))}
@@ -340,7 +338,7 @@ def assert_equal(ours: Mapping[str, Any], module: nn.Module, names: set[str]) ->
         np.testing.assert_allclose(array, theirs[name].grad, rtol=1e-4, atol=1e-6)
 
 
-def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> None:
+def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path):
     torch.manual_seed(0)
     module, feeds = Teacher().eval(), {"x": torch.randn(16, 6)}
     model = export(module, feeds, tmp_path / "model.onnx", "torchscript")
@@ -370,7 +368,7 @@ def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> Non
     [("/Tanh_outputs_0", "did you mean /Tanh_output_0"), ("head.weight", "--freeze 'head.weight'"),
      ("/Tanh_output_0@/Tanh_output_0", "did you mean")],
 )  # fmt: skip
-def test_unknown_values_are_named(given: str, hint: str, tmp_path: Path) -> None:
+def test_unknown_values_are_named(given, hint, tmp_path):
     model = export(Teacher(), {"x": torch.randn(2, 6)}, tmp_path / "model.onnx", "torchscript")
     with refused("unknown-value", "--stop-gradient names", hint=hint):
         build_package(model, tmp_path / "package", stop_gradient=[given])
@@ -417,7 +415,7 @@ def trained_in(folder: Path) -> set[str]:
         lambda exporter, way: exporter == "torchscript" or way == "looks",
     ),
 )
-def test_buffers_do_not_train(exporter: Exporter, way: str, tmp_path: Path) -> None:
+def test_buffers_do_not_train(exporter, way, tmp_path):
     module, feeds, model = tagger(tmp_path, exporter)
     trained = {name for name, each in module.named_parameters() if each.requires_grad}
     told: dict[str, Any] = {"freeze": ["shift"]}
@@ -489,9 +487,7 @@ def listed(module: nn.Module, way: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "exporter"), [(Fresh, "dynamo"), (Gated, "dynamo"), (Gated, "torchscript")]
 )
-def test_folded_parameters_train(
-    kind: type[nn.Module], exporter: Exporter, way: str, tmp_path: Path
-) -> None:
+def test_folded_parameters_train(kind, exporter, way, tmp_path):
     torch.manual_seed(0)
     module, feeds = kind().eval(), {"x": torch.randn(4, 3, 4, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
@@ -515,7 +511,7 @@ class Warm(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["looks", "names"])
-def test_what_the_exporter_changed_is_named(way: str, tmp_path: Path) -> None:
+def test_what_the_exporter_changed_is_named(way, tmp_path):
     module, feeds = Warm().eval(), {"x": torch.randn(3, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
     told, notes = listed(module, way, tmp_path), list[str]()
@@ -549,7 +545,7 @@ class Packed(nn.Module):
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_names_of_packed_and_of_tied_tensors(exporter: Exporter, tmp_path: Path) -> None:
+def test_names_of_packed_and_of_tied_tensors(exporter, tmp_path):
     torch.manual_seed(0)
     module, feeds = Packed().eval(), {"x": torch.randn(3, 4, 5)}
     model = export(module, feeds, tmp_path / "model.onnx", exporter)
@@ -572,7 +568,7 @@ def test_names_of_packed_and_of_tied_tensors(exporter: Exporter, tmp_path: Path)
     assert total == pytest.approx(sum(float((grad**2).sum()) for grad in theirs), rel=1e-4)
 
 
-def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
+def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path):
     module, _, model = tagger(tmp_path, "torchscript")
     proto = onnx.load(model)
     for node in proto.graph.node:
@@ -600,9 +596,7 @@ def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     ("names.txt", None, "names-missing", None),
     ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
 ])  # fmt: skip
-def test_what_is_no_list(
-    file: str, content: bytes | None, code: str, hint: str | None, tmp_path: Path
-) -> None:
+def test_what_is_no_list(file, content, code, hint, tmp_path):
     if content is not None:
         (tmp_path / file).write_bytes(content)
     _, _, model = tagger(tmp_path, "torchscript")
@@ -610,7 +604,7 @@ def test_what_is_no_list(
         build_package(model, tmp_path / "package", like=str(tmp_path / file))
 
 
-def test_a_list_in_a_recipe(tmp_path: Path) -> None:
+def test_a_list_in_a_recipe(tmp_path):
     """By its place beside the recipe; its content counts, not its path alone."""
     module, _, _ = tagger(tmp_path, "torchscript")
     text = odtpack.names(module, tmp_path / "names.txt")
@@ -633,7 +627,7 @@ def test_a_list_in_a_recipe(tmp_path: Path) -> None:
     assert read.stop_gradient == ("/Tanh_output_0",)
 
 
-def test_an_adapter_beside_a_list(tmp_path: Path) -> None:
+def test_an_adapter_beside_a_list(tmp_path):
     """What requires a gradient is frozen, and buffers stay in the models."""
     module, _, model = tagger(tmp_path, "torchscript")
     like = listed(module, "names", tmp_path)
@@ -647,7 +641,7 @@ def test_an_adapter_beside_a_list(tmp_path: Path) -> None:
     assert len(set(roles) - lora) == len([*module.parameters()])
 
 
-def test_a_state_dict_is_no_list(tmp_path: Path) -> None:
+def test_a_state_dict_is_no_list(tmp_path):
     safetensors.torch.save_file(nn.BatchNorm1d(3).state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(OdtpackError, match="' is a buffer"):
         read_names(tmp_path / "w.safetensors")
@@ -674,7 +668,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("width", [4, 256])  # 256: its update is a node of its own
 @pytest.mark.parametrize("step_model", ["never", "always"])
-def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) -> None:
+def test_padding_rows(kind, width, step_model, tmp_path):
     torch.manual_seed(0)
     module = Words(width)
     feeds = {"tokens": torch.randint(1, 300, (4, 6))}
@@ -708,9 +702,7 @@ def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) ->
     (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
     (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
 ])  # fmt: skip
-def test_rows_that_cannot_stay(
-    rows: list[str], options: Any, code: str, problem: str, tmp_path: Path
-) -> None:
+def test_rows_that_cannot_stay(rows, options, code, problem, tmp_path):
     feeds = {"tokens": torch.randint(1, 300, (4, 6))}
     model = export(Words(), feeds, tmp_path / "model.onnx", "torchscript")
     with refused(code, problem):

@@ -48,7 +48,7 @@ def check(library: Path, action: str, folder: Path, every: int) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("action", killing.ACTIONS)
-def test_a_kill_leaves_the_old_or_the_new(library: Path, action: str, tmp_path: Path) -> None:
+def test_a_kill_leaves_the_old_or_the_new(library, action, tmp_path):
     """At whatever call: what is there once is never gone again."""
     faults = "killed", "torn write, killed"
     attempts = list(run_faults(library, action, tmp_path, faults=faults))
@@ -62,11 +62,11 @@ def test_a_kill_leaves_the_old_or_the_new(library: Path, action: str, tmp_path: 
 
 
 @pytest.mark.parametrize("action", FEW)
-def test_nothing_is_lost(library: Path, action: str, tmp_path: Path) -> None:
+def test_nothing_is_lost(library, action, tmp_path):
     check(library, action, tmp_path, FEW[action])
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("action", ACTIONS)
-def test_nothing_is_lost_at_many_calls(library: Path, action: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_at_many_calls(library, action, tmp_path):
     check(library, action, tmp_path, max(1, FEW.get(action, 50) // 3))

@@ -61,8 +61,8 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
 ], ids=["FedAvg", "FedAvgM", "FedAdam"])  # fmt: skip
 def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
-    folder: Path, play: Play, strategy: str, options: dict[str, float], keys: str, tolerance: float
-) -> None:
+    folder, play, strategy, options, keys, tolerance
+):
     job = {"strategy": strategy, "options": options, "processes": 2}
     flower = simulated(play, folder, "fleet.toml", 3, **job)
     settings = parse_fleet((IDEAL + keys).encode())
@@ -82,9 +82,7 @@ def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
         assert flower["server"]["3"]["accuracy"] > flower["server"]["0"]["accuracy"]
 
 
-def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(
-    tmp_path: Path, play: Play
-) -> None:
+def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(tmp_path, play):
     """Stepped with momentum, a variance became negative and the loss NaN."""
     write_normalized(tmp_path)
     (tmp_path / "fleet.toml").write_text(IDEAL)
@@ -99,9 +97,7 @@ def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(
     assert trained["norm_running_var"].min() >= 0
 
 
-def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
-    folder: Path, play: Play
-) -> None:
+def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(folder, play):
     attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight", "7": "loss"}
     found = simulated(play, folder, attacks=attacks)
     assert len(found["refused"]) == 2 * len(attacks)
@@ -118,9 +114,7 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
-def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
-    folder: Path, play: Play
-) -> None:
+def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(folder, play):
     attacks = {"1": "metrics", "4": "archive", "5": "seconds", "6": "evaluation"}
     found = simulated(play, folder, evaluate=1.0, attacks=attacks)
     reasons = [reason for _, _, reason in found["refused"]]
@@ -137,21 +131,19 @@ def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
     {"private": ["DifferentialPrivacyServerSideFixedClipping",
                  {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8}]},
 ], ids=["QFedAvg", "private"])  # fmt: skip
-def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(
-    folder: Path, play: Play, job: dict[str, Any]
-) -> None:
+def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(folder, play, job):
     found = simulated(play, folder, attacks={"2": "order"}, **job)
     assert found["refused"] == []
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
-def test_flower_accounts_for_no_privacy_around_a_guarded_strategy(folder: Path, play: Play) -> None:
+def test_flower_accounts_for_no_privacy_around_a_guarded_strategy(folder, play):
     found = play(task="accounted", package=folder / "package")
     assert len(found["said"]) == 2
     assert all("requires a strategy using FedAvg.aggregate_train" in each for each in found["said"])
 
 
-def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path: Path, play: Play) -> None:
+def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path, play):
     """The number of its steps, 20 and more, is no part of the norm that is clipped."""
     moved = []
     settings = {"noise_multiplier": 0.0, "clipping_norm": 0.05, "num_sampled_clients": 6}
@@ -171,15 +163,15 @@ def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path: Path, 
 
 @pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
 def test_a_client_that_claims_most_samples_and_goes_back_does_not_own_the_model(
-    folder: Path, play: Play, aggregate: str
-) -> None:
+    folder, play, aggregate
+):
     guarded = {"aggregate": aggregate, "most_times_median": 100.0}
     found = simulated(play, folder, attacks={"3": "owner"}, guarded=guarded)
     assert found["refused"] == []
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
-def test_a_configuration_that_no_client_understands_is_one_error(folder: Path, play: Play) -> None:
+def test_a_configuration_that_no_client_understands_is_one_error(folder, play):
     job = {"clients": 2, "train_config": {"learning-rate": 0.1}}
     with pytest.raises(RuntimeError, match="unknown key 'learning-rate'"):
         simulated(play, folder, "fleet.toml", 1, **job)
@@ -190,9 +182,7 @@ def test_a_configuration_that_no_client_understands_is_one_error(folder: Path, p
     ("FedMedian", {}),
     ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
 ])  # fmt: skip
-def test_other_strategies_of_flower_learn(
-    folder: Path, play: Play, strategy: str, options: dict[str, float]
-) -> None:
+def test_other_strategies_of_flower_learn(folder, play, strategy, options):
     job = {"strategy": strategy, "options": options, "evaluate": 1.0}
     found = simulated(play, folder, rounds=3, clients=6, **job)
     assert found["server"]["3"]["loss"] < found["server"]["0"]["loss"]
@@ -205,9 +195,7 @@ def test_other_strategies_of_flower_learn(
 @pytest.mark.parametrize(
     ("side", "mods"), [("ServerSide", []), ("ClientSide", ["fixedclipping_mod"])]
 )
-def test_differential_privacy_of_flower_learns_less(
-    folder: Path, play: Play, side: str, mods: list[str]
-) -> None:
+def test_differential_privacy_of_flower_learns_less(folder, play, side, mods):
     """More noise is more privacy: the model that much noise spoils is worse than with little."""
     losses = []
     for noise in (0.001, 3.0):
@@ -230,9 +218,7 @@ def secure_and_plain(
     return secure, plain
 
 
-def test_secure_aggregation_hides_each_answer_and_learns_as_much(
-    folder: Path, play: Play, tmp_path: Path
-) -> None:
+def test_secure_aggregation_hides_each_answer_and_learns_as_much(folder, play, tmp_path):
     job = {"rounds": 3, "clients": 8, "client": SETTINGS, **files(folder, "even.toml")}
     secure, plain = secure_and_plain(play, job, tmp_path / "secure.ckpt")
     hidden, seen = secure["server"]["3"], plain["server"]["3"]
@@ -251,9 +237,7 @@ def test_secure_aggregation_hides_each_answer_and_learns_as_much(
         assert np.mean(means) / 2**32 == pytest.approx(0.5, abs=0.25)
 
 
-def test_secure_aggregation_goes_on_without_a_client_that_diverges(
-    folder: Path, play: Play, tmp_path: Path
-) -> None:
+def test_secure_aggregation_goes_on_without_a_client_that_diverges(folder, play, tmp_path):
     """The sum of the others is theirs, but for rounding to 2^22 steps between -8 and 8."""
     job = {"rounds": 1, "clients": 8, "client": SETTINGS, **files(folder, "even.toml")}
     secure_and_plain(play, job, tmp_path / "secure.ckpt", diverged=(2,))
@@ -264,9 +248,7 @@ def test_secure_aggregation_goes_on_without_a_client_that_diverges(
         np.testing.assert_allclose(array, wanted[name], rtol=0, atol=bound)
 
 
-def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
-    tmp_path: Path, play: Play
-) -> None:
+def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(tmp_path, play):
     write_digits(tmp_path, optimizer="adamw")
     (tmp_path / "fleet.toml").write_text(IDEAL)
     found = play(
@@ -290,7 +272,7 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
         assert f"unknown key '{key}'" in each["reason"]
 
 
-def test_nobody_can_subtract_the_noise_of_a_private_client(tmp_path: Path, play: Play) -> None:
+def test_nobody_can_subtract_the_noise_of_a_private_client(tmp_path, play):
     """Answers to the same message, whatever the server asks for, differ by twice the noise."""
     rate, clip, noise, size = 0.1, 1.0, 10.0, 8
     write_digits(tmp_path, privacy_clip=clip, privacy_noise=noise)

@@ -58,9 +58,7 @@ def wait_for(port: int, seconds: float = 60) -> None:
 
 # Each node starts a process for each message, and a secure round has four.
 @pytest.mark.parametrize(("which", "nodes", "rounds"), [("plain", 2, 3), ("secure", 3, 1)])
-def test_the_app_of_the_guide_trains_on_real_supernodes(
-    which: str, nodes: int, rounds: int, tmp_path: Path
-) -> None:
+def test_the_app_of_the_guide_trains_on_real_supernodes(which, nodes, rounds, tmp_path):
     root = tmp_path / "fleet"
     root.mkdir()
     write_digits(root)

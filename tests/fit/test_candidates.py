@@ -49,7 +49,7 @@ def recipe_of(files: Files, folder: Path, more: str) -> Recipe:
 
 
 class TestSpace:
-    def test_everything_is_open_without_a_recipe(self, ground: SearchContext) -> None:
+    def test_everything_is_open_without_a_recipe(self, ground):
         space = space_of(ground)
         assert space.batch_sizes == (32, 64, 16)
         assert space.micro_batches[16] == (16, 8, 4, 2, 1)
@@ -68,9 +68,7 @@ class TestSpace:
         assert [freeze.storable for freeze in space.freezes] == [False, False, True]
         assert len(candidates) == 15 * 12 * (1 + 1 + 3)
 
-    def test_what_stands_in_the_recipe_is_fixed(
-        self, files: Files, ground: SearchContext, tmp_path: Path
-    ) -> None:
+    def test_what_stands_in_the_recipe_is_fixed(self, files, ground, tmp_path):
         more = (
             '[optimizer]\nkind = "adam"\nbeta1 = 0.8\n[batch]\nsize = 24\nmicro_batch = 8\n'
             '[formats]\nfrozen_dtype = "int8"\n[schedule]\nkind = "cosine"\nlearning_rate = 0.01\n'
@@ -81,15 +79,13 @@ class TestSpace:
         assert space.storages == ("int8",)
         assert {each.freeze.title for each in space.candidates()} == {"all but the head"}
 
-    def test_a_recipe_that_leaves_keys_out_leaves_them_open(
-        self, files: Files, ground: SearchContext, tmp_path: Path
-    ) -> None:
+    def test_a_recipe_that_leaves_keys_out_leaves_them_open(self, files, ground, tmp_path):
         space = space_of(ground, recipe_of(files, tmp_path, "[batch]\nsize = 12\n[formats]\n"))
         assert space.micro_batches == {12: (12, 6, 3)}
         assert space.storages == (None, "float16", "int8")
         assert len(space.optimizers) == 4
 
-    def test_options_narrow(self, ground: SearchContext) -> None:
+    def test_options_narrow(self, ground):
         space = space_of(
             ground, batch_sizes=(8,), optimizers=("sgd", "adam"), learning_rates=(0.5, 0.5, 0.1)
         )
@@ -99,7 +95,7 @@ class TestSpace:
             ("adam", (), (0.5, 0.1)),
         )
 
-    def test_a_model_that_fixes_its_batch(self, ground: SearchContext) -> None:
+    def test_a_model_that_fixes_its_batch(self, ground):
         def open_for(fixed: int, **wishes: object) -> Space:
             wanted = SearchConstraints(**wishes)  # type: ignore[arg-type]
             more = {"train_samples": 40, "fixed_batch": fixed}
@@ -116,11 +112,11 @@ class TestSpace:
         ({"learning_rates": (float("inf"),)}, "bad-learning-rate"),
         ({"batch_sizes": (0,)}, "bad-batch-size"),
     ])  # fmt: skip
-    def test_bad_wishes(self, wishes: dict[str, object], code: str) -> None:
+    def test_bad_wishes(self, wishes, code):
         with refused(code):
             SearchConstraints(**wishes)  # type: ignore[arg-type]
 
-    def test_too_many_and_none(self, ground: SearchContext) -> None:
+    def test_too_many_and_none(self, ground):
         rates = tuple(0.001 * n for n in range(1, 400))
         with refused("space-too-large"):
             space_of(ground, learning_rates=rates).candidates()
@@ -131,14 +127,12 @@ class TestSpace:
 
 
 class TestRecipes:
-    def test_every_candidate_is_read_back(self, ground: SearchContext, tmp_path: Path) -> None:
+    def test_every_candidate_is_read_back(self, ground, tmp_path):
         path = tmp_path / "recipe.toml"
         for candidate in space_of(ground).candidates()[::7]:
             check(candidate, ground.base, path)
 
-    def test_everything_that_a_recipe_can_say_is_kept(
-        self, files: Files, ground: SearchContext, tmp_path: Path
-    ) -> None:
+    def test_everything_that_a_recipe_can_say_is_kept(self, files, ground, tmp_path):
         """Loss options, groups, clipping, schedules, formats, limits, and odd names."""
         base = dataclasses.replace(
             ground.base,
@@ -167,9 +161,7 @@ class TestRecipes:
                     assert "peak_memory" in given.overall()
                     assert "final_loss" in given.narrowed("any", "ios")
 
-    def test_a_group_goes_with_the_last_of_its_parameters(
-        self, ground: SearchContext, tmp_path: Path
-    ) -> None:
+    def test_a_group_goes_with_the_last_of_its_parameters(self, ground, tmp_path):
         """``conv1.*`` is the first pattern that matches conv1, and has nothing else."""
         groups = (("conv1.*", 2.0, None), ("conv*", 3.0, None), ("fc.*", 4.0, None))
         base = dataclasses.replace(ground.base, groups=groups)
@@ -184,7 +176,7 @@ class TestRecipes:
             "all but the head": [4.0],
         }  # fmt: skip
 
-    def test_a_spread_of_them_builds(self, ground: SearchContext, tmp_path: Path) -> None:
+    def test_a_spread_of_them_builds(self, ground, tmp_path):
         candidates = space_of(ground).candidates()
         for candidate in Study(candidates, 1, 5).ask(10):
             read = check(candidate, ground.base, tmp_path / "recipe.toml")
@@ -235,7 +227,7 @@ def profiles() -> list:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("scale", [0.2, 0.8, 0.95, 1.0, 1.05, 1.3, 5.0, 30.0])
 @pytest.mark.parametrize("text", ["", BUDGETS])
-def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
+def test_excess_agrees_with_the_judge(scale, text):
     budgets = parse_budgets(text.encode())
     result = judge(make_result(NAMES, scale=scale), budgets)
     checks = [check for _, check in result.all_checks() if check.level == "error"]
@@ -246,7 +238,7 @@ def test_excess_agrees_with_the_judge(scale: float, text: str) -> None:
     assert (ceiling.excess(peak) > 0) == failed
 
 
-def test_size() -> None:
+def test_size():
     budgets = parse_budgets(BUDGETS.encode())
     ceiling = size_ceiling(profiles(), budgets)
     assert ceiling.limit == 5e6
@@ -256,16 +248,16 @@ def test_size() -> None:
     assert "budgets.toml" in ceiling.describe("the package", 6e6)
 
 
-def test_no_limit() -> None:
+def test_no_limit():
     assert size_ceiling(profiles(), parse_budgets(b"")) is None
     assert memory_ceiling([], parse_budgets(b"")) is None
 
 
-def test_a_limit_of_nothing_is_exceeded_by_anything() -> None:
+def test_a_limit_of_nothing_is_exceeded_by_anything():
     assert Ceiling(0, "a budget").excess(1) == float("inf")
 
 
-def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
+def test_headroom_leaves_the_rest_of_what_is_granted():
     """At a share other than half, and where no other limit is lower; the app is in it, too."""
     profile = load_profile("google/pixel-8a")
     budgets = parse_budgets(b'[budgets]\nmemory_headroom = "20 %"\napp_footprint = "50 MB"')
@@ -292,7 +284,7 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
      2 * (2 * 4 * 5 * 5) * (3 * 3 * 3), 4 * (200 + 108 + 294)),
     ("f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }", {"x": (3, 5)}, 0, 4 * (15 + 15)),
 ])  # fmt: skip
-def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int) -> None:
+def test_operators(text, shapes, flops, moved):
     weights = {name: shape for name, shape in shapes.items() if name != "x"}
     graph = load_model(weighted(text, weights), {"x": shapes["x"]})
     known = {v.name: (v.shape, v.itemsize) for v in graph.values.values() if v.shape is not None}
@@ -302,7 +294,7 @@ def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, mo
         assert _graph_work(graph, {}) == moved + flops / 8
 
 
-def test_freezing_saves_work_and_accumulation_repeats_it(tmp_path: Path) -> None:
+def test_freezing_saves_work_and_accumulation_repeats_it(tmp_path):
     model = zoo.cnn(size=8, width=(8, 16))
     works = {}
     kinds = {

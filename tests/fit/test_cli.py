@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def start(run: Run, files: Files) -> Run:
     return call
 
 
-def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> None:
+def test_recipes_are_written_and_build(start, run, tmp_path):
     out = tmp_path / "fitted"
     devices = ["--device", "zero-2-w", "--device", "pi-5"]
     outcome = start(*devices, *NARROW, "--out", out, "--json")
@@ -52,7 +51,7 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert (out / "package-1").is_dir()
 
 
-def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
+def test_nothing_fits(start, files, tmp_path):
     """Exit code 1, and the nearest candidate, measured, with what it misses and by how much."""
     budget = tmp_path / "budgets.toml"
     budget.write_text('[budgets]\npeak_memory = "500 kB"\n')
@@ -79,9 +78,7 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_limit_that_cannot_be_judged_is_not_kept(
-    strict: bool, start: Run, tmp_path: Path
-) -> None:
+def test_a_limit_that_cannot_be_judged_is_not_kept(strict, start, tmp_path):
     """A browser's profile has no computing rate: nobody knows the time of a step there."""
     budget, out = tmp_path / "budgets.toml", tmp_path / "fitted"
     budget.write_text('[budgets]\nstep_latency = "1 s"\n')
@@ -101,9 +98,7 @@ def test_a_limit_that_cannot_be_judged_is_not_kept(
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_train_simulate_and_fit_evaluate_on_the_same(
-    apart: bool, start: Run, run: Run, files: Files, tmp_path: Path
-) -> None:
+def test_train_simulate_and_fit_evaluate_on_the_same(apart, start, run, files, tmp_path):
     with np.load(files.data) as arrays:
         np.savez(tmp_path / "other.npz", **{name: each[:50] + 0 for name, each in arrays.items()})
     on = ["--eval", tmp_path / "other.npz"] if apart else ["--holdout", 0.4]
@@ -129,7 +124,7 @@ def test_train_simulate_and_fit_evaluate_on_the_same(
 class TestBadInput:
     """Nothing is built or written."""
 
-    def test_what_is_missing(self, run: Run, start: Run, files: Files) -> None:
+    def test_what_is_missing(self, run, start, files):
         device = ("--device", "pixel-8a")
         assert_refused(run("fit", files.model, "--loss", "mse", *device), "usage", "--data")
         given = ("--data", files.data, *device)
@@ -137,7 +132,7 @@ class TestBadInput:
         assert_refused(run("fit", "--loss", "mse", *given), "usage", "MODEL.onnx")
         assert_refused(start(), "no-device", "--device")
 
-    def test_values(self, start: Run, tmp_path: Path) -> None:
+    def test_values(self, start, tmp_path):
         device = ("--device", "pixel-8a")
         assert_refused(start("--device", "nokia-3310"), "device-unknown", "nokia-3310")
         assert_refused(start(*device, "--lr", -1), "bad-learning-rate", "-1")
@@ -151,7 +146,7 @@ class TestBadInput:
         assert_refused(start(*device, "--budget", budget), "budgets-unknown-device")
         assert_refused(start(*device, "--freeze", "nothing.*"), "unknown-parameter", "nothing.*")
 
-    def test_a_folder_of_other_things(self, start: Run, tmp_path: Path) -> None:
+    def test_a_folder_of_other_things(self, start, tmp_path):
         (tmp_path / "diary.txt").write_text("mine")
         device = ("--device", "pixel-8a")
         assert_refused(start(*device, "--out", tmp_path), "folder-not-empty", str(tmp_path))
@@ -161,7 +156,7 @@ class TestBadInput:
         assert set(tree(tmp_path)) == {"diary.txt", "fit.json"}
 
 
-def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
+def test_a_new_result_takes_the_place_of_an_old_one(tmp_path):
     """Recipes of the old one go, other files stay, and a changed recipe is not written over."""
     (tmp_path / "package-1").mkdir()
     result = made_fit()

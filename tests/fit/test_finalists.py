@@ -43,7 +43,7 @@ def point(number: int, metric: float, peak: int, time: float | None) -> Solution
     return solution(CANDIDATE, made()).model_copy(update=changes)
 
 
-def test_the_worst_device_counts() -> None:
+def test_the_worst_device_counts():
     found = solution(CANDIDATE, made())
     assert (found.number, found.choice.micro_batch, found.choice.frozen_dtype) == (7, 8, "float32")
     assert found.time_s == 5.0
@@ -61,7 +61,7 @@ def test_the_worst_device_counts() -> None:
      lambda s: max(s.peak_bytes / 90e6 - 1, 1 - s.metric)),
     ('[budgets]\npeak_memory = { limit = "90 MB", level = "warn" }\n', lambda s: None),
 ])  # fmt: skip
-def test_what_is_missed_and_by_how_much(budgets: str, share: object) -> None:
+def test_what_is_missed_and_by_how_much(budgets, share):
     found = solution(CANDIDATE, made(budgets))
     assert callable(share)
     expected = share(found)
@@ -69,7 +69,7 @@ def test_what_is_missed_and_by_how_much(budgets: str, share: object) -> None:
     assert any(check.status == "fail" for d in found.devices for check in d.failed) or found.failed
 
 
-def test_objectives_are_what_is_known() -> None:
+def test_objectives_are_what_is_known():
     first = solution(CANDIDATE, made())
     wanted, unknown = objectives([first], reasons([made()]))
     assert [(o.name, o.better) for o in wanted] == [
@@ -81,7 +81,7 @@ def test_objectives_are_what_is_known() -> None:
     assert [each.figure for each in unknown] == ["time_s", "energy_j"]
 
 
-def test_noise_beats_nobody() -> None:
+def test_noise_beats_nobody():
     """Half a percent of time is none; a metric that is lower is. The unknown is worst."""
     found = [
         point(1, 0.9, 1000, 10.00), point(2, 0.8, 1000, 9.99), point(3, 0.8, 500, 10.0),
@@ -95,7 +95,7 @@ def test_noise_beats_nobody() -> None:
     assert all(each.beaten_by == [] for each in best)
 
 
-def test_the_result_is_read_back() -> None:
+def test_the_result_is_read_back():
     found = solution(CANDIDATE, made())
     result = made_fit(over_budget=[found])
     assert FitResult.model_validate_json(result.to_json()) == result
@@ -117,13 +117,13 @@ def loaded(text: str, *weights: str, shape: tuple[int, ...] = (4, 4)) -> ir.Mode
     return load_model(weighted(text, dict.fromkeys(weights, shape)))
 
 
-def test_layers_of_a_convolutional_network() -> None:
+def test_layers_of_a_convolutional_network():
     model = load_model(zoo.cnn(size=8, width=(4, 8)))
     names = [(f"{name}.weight", f"{name}.bias") for name in ("conv1", "conv2", "fc")]
     assert layers(model, candidates(model)) == names
 
 
-def test_branches_are_one_layer_and_vectors_belong_to_the_layer_before() -> None:
+def test_branches_are_one_layer_and_vectors_belong_to_the_layer_before():
     """A skip connection, a scale of the input, a weight transposed, and a shared one."""
     text = """branches (float[batch, 8] x) => (float[batch, 8] y) {
         scaled = Mul (x, s0)
@@ -142,7 +142,7 @@ def test_branches_are_one_layer_and_vectors_belong_to_the_layer_before() -> None
     assert layers(model, candidates(model)) == [("s0", "w1", "w2"), ("w3", "b3"), ("w4",)]
 
 
-def test_layers_inside_a_loop_are_found() -> None:
+def test_layers_inside_a_loop_are_found():
     text = """looped (float[batch, 4] x) => (float[batch, 4] y) {
         a = MatMul (x, w1)
         n = Constant <value_int = 2> ()
@@ -159,7 +159,7 @@ def test_layers_inside_a_loop_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_choice_freezes_what_it_says(name: str) -> None:
+def test_every_choice_freezes_what_it_says(name):
     """Patterns, resolved as a build does, freeze the first layers and train the rest."""
     proto = MODELS[name]()
     model = load_model(proto)
@@ -184,14 +184,14 @@ def test_every_choice_freezes_what_it_says(name: str) -> None:
     assert len(set(counts)) == len(counts)
 
 
-def test_modules_are_named_as_a_whole() -> None:
+def test_modules_are_named_as_a_whole():
     model = load_model(zoo.cnn(size=8, width=(4, 8)))
     trained, _ = resolve(model, (), ())
     patterns = [(), ("conv1.*",), ("conv1.*", "conv2.*")]
     assert [choice.patterns for choice in freezes(model, trained, ())] == patterns
 
 
-def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
+def test_parameters_without_a_module_and_with_a_name_of_wildcards():
     """Patterns are escaped, and a tensor that stands for two parameters keeps standing so."""
     text = """flat (float[batch, 4] x) => (float[batch, 4] y) {
         a = MatMul (x, w1) b = Relu (a) y = MatMul (b, w2)
@@ -204,6 +204,6 @@ def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
     assert [fnmatchcase("w[1]x", p) for p in choice.patterns] == [False]
 
 
-def test_one_layer_leaves_nothing_to_freeze() -> None:
+def test_one_layer_leaves_nothing_to_freeze():
     model = loaded("one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }", "w")
     assert [choice.patterns for choice in freezes(model, ["w"], ())] == [()]

@@ -60,9 +60,7 @@ def plans(
     return {c.micro_batch: p.peak_bytes for c, p in both if not c.freeze.patterns}
 
 
-def test_a_budget_that_only_smaller_batches_keep(
-    files: Files, plans: dict[int, int], tmp_path: Path
-) -> None:
+def test_a_budget_that_only_smaller_batches_keep(files, plans, tmp_path):
     """The same samples make a step, in smaller batches: less memory, the same training.
 
     The limit lies between what the whole batch and what a sixteenth of it need.
@@ -123,7 +121,7 @@ def test_a_budget_that_only_smaller_batches_keep(
     assert again.devices[0].memory.peak_bytes == pytest.approx(best.peak_bytes, rel=0.1)
 
 
-def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
+def test_what_takes_too_much_memory_computes_again(tmp_path):
     """All is fixed, batch and micro-batch too: nothing but a memory budget can help."""
     model = zoo.transformer_encoder(vocab=50, d=64, layers=2, T=64, ff=256)
     onnx.save(model, tmp_path / "model.onnx")
@@ -155,7 +153,7 @@ def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
     assert "to fit" in render_fit(result).decode()
 
 
-def test_brute_force_agrees_and_a_search_goes_on(files: Files, tmp_path: Path) -> None:
+def test_brute_force_agrees_and_a_search_goes_on(files, tmp_path):
     """Two of four candidates, then all from the journal; each trained by itself as well."""
     recipe = recipe_of(files, tmp_path, FIXED + "micro_batch = 64\n")
     wishes = SearchConstraints(learning_rates=(0.0001, 0.3, 0.01, 0.001))
@@ -194,7 +192,7 @@ def train_whole(recipe: Recipe, files: Files, folder: Path) -> Trained:
     return train(Trial(str(package), ground.files, ground.schedule(64, 1, 4), 0.01))
 
 
-def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path: Path) -> None:
+def test_training_repeats_and_runs_side_by_side(ground, tmp_path):
     """The figures that decide who goes on are the same in every run, in whatever process."""
     build(ground.base, tmp_path / "package")
     trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(16, 1, 1), 0.003)
@@ -208,7 +206,7 @@ def test_training_repeats_and_runs_side_by_side(ground: SearchContext, tmp_path:
 
 
 @pytest.mark.sweep  # simulator/replay/test_executor.py has what is particular to Ray
-def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
+def test_the_search_on_ray_chooses_the_same(files):
     """A cluster that sees none of this machine's files: packages and data are sent there."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
     request = FitRequest(
@@ -227,7 +225,7 @@ def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
     assert here.pareto
 
 
-def test_a_training_that_fails_is_a_result(ground: SearchContext, tmp_path: Path) -> None:
+def test_a_training_that_fails_is_a_result(ground, tmp_path):
     build(ground.base, tmp_path / "package")
     trial = Trial(str(tmp_path / "package"), ground.files, ground.schedule(64, 1, 1), 1e30)
     assert train(trial).problem == "the loss was not finite"
@@ -247,22 +245,22 @@ class TestBadInput:
         ({"profiles": ()}, "no-device"), ({"epochs": 0}, "bad-epochs"),
         ({"trials": 0}, "bad-trials"), ({"finalists": 0}, "bad-finalists"),
     ])  # fmt: skip
-    def test_arguments(self, files: Files, changes: dict[str, object], code: str) -> None:
+    def test_arguments(self, files, changes, code):
         with refused(code):
             self.request(files, **changes)
 
-    def test_a_recipe_for_another_runtime(self, files: Files) -> None:
+    def test_a_recipe_for_another_runtime(self, files):
         settings = dataclasses.replace(files.settings, runtime="ort-training")
         with refused("target-cannot", "cannot replay"):
             self.request(files, settings=settings)
 
-    def test_data_of_another_model(self, files: Files, tmp_path: Path) -> None:
+    def test_data_of_another_model(self, files, tmp_path):
         np.savez(tmp_path / "other.npz", input=np.zeros((9, 3, 8, 8), np.float32))
         with pytest.raises(OdtpackError) as caught:
             fit(self.request(files, data=tmp_path / "other.npz"))
         assert caught.value.code in ("data-missing", "data-shape")
 
-    def test_a_schedule_longer_than_the_training(self, files: Files, tmp_path: Path) -> None:
+    def test_a_schedule_longer_than_the_training(self, files, tmp_path):
         recipe = recipe_of(files, tmp_path, '[schedule]\nkind = "linear"\nwarmup_steps = 1000\n')
         request = self.request(files, settings=BuildSpec.of(recipe), recipe=recipe, trials=1)
         with refused("bad-schedule", hint="pass more --epochs"):
@@ -301,7 +299,7 @@ def request_of(folder: Path) -> FitRequest:
     )  # fmt: skip
 
 
-def test_a_search(folder: Path) -> None:
+def test_a_search(folder):
     result = fit(request_of(folder))
     assert result.found
     assert all("segments = true" in each.recipe for each in result.pareto)
@@ -310,7 +308,7 @@ def test_a_search(folder: Path) -> None:
     assert all(each.peak_bytes > 0 for each in result.pareto)
 
 
-def test_work_counts_every_segment_as_often_as_it_runs(folder: Path, tmp_path: Path) -> None:
+def test_work_counts_every_segment_as_often_as_it_runs(folder, tmp_path):
     """The first of the two products is computed twice, and so a little more than in one model."""
     found = {}
     for segments in (False, True):
@@ -321,9 +319,7 @@ def test_work_counts_every_segment_as_often_as_it_runs(folder: Path, tmp_path: P
     assert found[False] < found[True] < found[False] + 2 * product
 
 
-def test_an_adapter_leaves_nothing_else_to_freeze(
-    folder: Path, llama_model: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_leaves_nothing_else_to_freeze(folder, llama_model, tmp_path):
     ids = np.random.default_rng(0).integers(0, llama.VOCABULARY, (20, 10))
     np.savez(tmp_path / "data.npz", input_ids=ids, labels=ids)
     options = {"adapter": "lora", "adapter_on": ("*.q_proj",), "segments": True}
@@ -338,7 +334,7 @@ def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("device", "kit"), [("pixel-8a", "kotlin"), ("web/phone", "js")])
-def test_devices_whose_apps_train_with_other_kits(device: str, kit: str, folder: Path) -> None:
+def test_devices_whose_apps_train_with_other_kits(device, kit, folder):
     asked = dataclasses.replace(request_of(folder), profiles=(load_profile(device),))
     assert kit_of(load_profile(device).os) == kit
     assert fit(asked).found

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from odtpack.fit.outcome import Point, beaten_by, choose, on_grid
 from odtpack.fit.package_cache import Planned
 from odtpack.fit.search import _Search
-from odtpack.fit.search_context import FitRequest, SearchContext, Trained, Trial
+from odtpack.fit.search_context import FitRequest, Trained, Trial
 from odtpack.fit.space import Candidate, Freeze
 from odtpack.fit.study import Study, stopper
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.replay.executor import LocalExecutor
-from tests.cli.conftest import Run, assert_refused
-from tests.fit.conftest import Files
+from tests.cli.conftest import assert_refused
 from tests.fit.test_candidates import space_of
 from tests.refused import refused
 from tests.simulator.profiles import make_profile
@@ -36,7 +35,7 @@ def candidate(number: int, *, rate: float = 0.1, optimizer: str = "sgd") -> Cand
 
 
 class TestStudy:
-    def test_the_recipe_as_it_is_comes_first_and_nothing_twice(self, ground: SearchContext) -> None:
+    def test_the_recipe_as_it_is_comes_first_and_nothing_twice(self, ground):
         candidates = space_of(ground, batch_sizes=(16,), optimizers=("sgd", "lion")).candidates()
 
         def asked(seed: int, size: int) -> list[int]:
@@ -58,7 +57,7 @@ class TestStudy:
         half = len(costs) // 2
         assert np.mean(costs[:half]) < np.mean(costs[half:])
 
-    def test_a_search_goes_on_where_it_ended(self, tmp_path: Path) -> None:
+    def test_a_search_goes_on_where_it_ended(self, tmp_path):
         """The same candidates as without a break; what was under way is asked for again."""
         space = [candidate(n, rate=n / 10, optimizer=o) for o in ("sgd", "lion") for n in range(20)]
         space = [dataclasses.replace(each, number=n) for n, each in enumerate(space, 1)]
@@ -82,13 +81,13 @@ class TestStudy:
             Study(space, 1, 7, file, "y")
 
     @pytest.mark.parametrize("content", [b"{}\n", b"\xff\x00\n", b'{"op_code": 0}\n[1]\n'])
-    def test_a_file_of_something_else(self, content: bytes, tmp_path: Path) -> None:
+    def test_a_file_of_something_else(self, content, tmp_path):
         (tmp_path / "study").write_bytes(content)
         with refused("study-invalid"):
             Study([candidate(1)], 1, 0, tmp_path / "study", "x")
 
 
-def test_what_is_worse_than_the_median_is_stopped() -> None:
+def test_what_is_worse_than_the_median_is_stopped():
     rivals = [(0.5, 0.4), (0.7, 0.5), (0.6, 0.3)]
     assert not stopper(rivals)(0, 0.6)
     assert stopper(rivals)(0, 0.61)
@@ -130,7 +129,7 @@ class Table:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_brute_force_agrees(seed: int, ground: SearchContext, files: Files, tmp_path: Path) -> None:
+def test_brute_force_agrees(seed, ground, files, tmp_path):
     """Curves cross: what is behind after an epoch may be the only one that keeps the floor."""
     random = np.random.default_rng(seed)
     wishes: dict[str, Any] = {
@@ -182,9 +181,7 @@ def _beats(one: Point, other: Point) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
 
 
-def test_without_the_extra_its_name_is_the_first_error(
-    run: Run, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_its_name_is_the_first_error(run, files, monkeypatch):
     real = importlib.import_module
 
     def without(name: str, package: str | None = None) -> Any:
@@ -217,7 +214,7 @@ def better(one: Point, other: Point) -> bool:
 
 
 @given(POINTS)
-def test_every_point_but_the_set_is_beaten_by_a_member_of_it(points: list[Point]) -> None:
+def test_every_point_but_the_set_is_beaten_by_a_member_of_it(points):
     best = [i for i, p in enumerate(points) if not any(better(q, p) for q in points)]
     for index, by in enumerate(beaten_by(points)):
         assert by == [i for i in best if better(points[i], points[index])]
@@ -225,23 +222,21 @@ def test_every_point_but_the_set_is_beaten_by_a_member_of_it(points: list[Point]
     assert choose(points, len(points)) == best
 
 
-def test_of_a_large_set_each_cost_keeps_its_best() -> None:
+def test_of_a_large_set_each_cost_keeps_its_best():
     points = [(1.0, 9.0, 5.0), (2.0, 8.0, 4.0), (3.0, 7.0, 6.0), (4.0, 1.0, 7.0), (5.0, 6.0, 1.0)]
     assert choose(points, 3) == [0, 3, 4]
     assert choose(points, 4) == [0, 1, 3, 4]
 
 
 @given(st.floats(1e-6, 1e12), st.floats(1e-6, 1e12), st.sampled_from([0.0, 0.01, 0.05]))
-def test_a_grid_keeps_the_order_and_tells_apart_what_differs_by_more(
-    one: float, other: float, tolerance: float
-) -> None:
+def test_a_grid_keeps_the_order_and_tells_apart_what_differs_by_more(one, other, tolerance):
     low, high = sorted((one, other))
     assert on_grid(low, tolerance) <= on_grid(high, tolerance)
     if high > low * (1 + tolerance) * (1 + 1e-9):
         assert on_grid(low, tolerance) < on_grid(high, tolerance)
 
 
-def test_a_grid_puts_nothing_first_and_the_unknown_last() -> None:
+def test_a_grid_puts_nothing_first_and_the_unknown_last():
     assert on_grid(0.0, 0.05) < on_grid(1e-300, 0.05)
     assert on_grid(math.nan, 0.05) == on_grid(math.inf, 0.0) == math.inf
     assert on_grid(100.0, 0.05) == on_grid(100.5, 0.05)

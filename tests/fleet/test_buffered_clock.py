@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
+from odtpack_simulator.fleet.devices import IDEAL
 from odtpack_simulator.fleet.fleet_file import FederationTable, FleetFile
 from odtpack_simulator.fleet.population import NS, Population
 from odtpack_simulator.fleet.round_clock import ENDS, BufferedClock, PlayedRound, RoundClock
@@ -55,9 +54,7 @@ def buffered(draw: st.DrawFn) -> FleetFile:
 
 @settings(deadline=None, max_examples=100)
 @given(buffered(), st.lists(phones, min_size=2, max_size=2))
-def test_every_client_that_begins_comes_to_one_end(
-    fleet: FleetFile, devices: list[FleetDevice]
-) -> None:
+def test_every_client_that_begins_comes_to_one_end(fleet, devices):
     federation = fleet.federation
     rounds = list(play(clock_of(fleet, devices, BufferedClock)))
     begun = ended = 0
@@ -97,9 +94,7 @@ def test_every_client_that_begins_comes_to_one_end(
 
 @settings(deadline=None, max_examples=60)
 @given(buffered(), st.lists(phones, min_size=2, max_size=2), st.data())
-def test_a_clock_goes_on_from_what_is_kept_of_a_round(
-    fleet: FleetFile, devices: list[FleetDevice], data: st.DataObject
-) -> None:
+def test_a_clock_goes_on_from_what_is_kept_of_a_round(fleet, devices, data):
     """What a round leaves to the next is its end and who is at work, and nothing else."""
     rounds = list(play(clock_of(fleet, devices, BufferedClock)))
     if not rounds:
@@ -132,9 +127,7 @@ def alike(clients: int, population: int, **changes: Any) -> tuple[FleetFile, Fle
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 20), st.integers(0, 100), phones)
-def test_with_a_buffer_for_all_who_work_alike_rounds_are_synchronous(
-    clients: int, others: int, phone: FleetDevice
-) -> None:
+def test_with_a_buffer_for_all_who_work_alike_rounds_are_synchronous(clients, others, phone):
     """Equal devices, samples and rates, always there and never lost: then rounds are the same."""
     able = phone.model_copy(update={"limit_bytes": None, "window": None})
     for each in (able, IDEAL):
@@ -147,9 +140,7 @@ def test_with_a_buffer_for_all_who_work_alike_rounds_are_synchronous(
 
 @settings(deadline=None, max_examples=60)
 @given(buffered(), phones, st.floats(1, 20))
-def test_slower_devices_never_change_the_model_earlier(
-    fleet: FleetFile, phone: FleetDevice, factor: float
-) -> None:
+def test_slower_devices_never_change_the_model_earlier(fleet, phone, factor):
     """Of equal devices, always there, with time enough."""
     own = fleet.federation
     patient = with_federation(
@@ -170,7 +161,7 @@ def test_slower_devices_never_change_the_model_earlier(
         assert one.start + one.duration <= other.start + other.duration
 
 
-def test_staleness_discounts_an_update() -> None:
+def test_staleness_discounts_an_update():
     begun = {"w": np.array([1.0, 2.0], np.float32)}
     current = {"w": np.array([10.0, 20.0], np.float32)}
     answer = {"w": np.array([3.0, -2.0], np.float32)}
@@ -187,8 +178,8 @@ def test_staleness_discounts_an_update() -> None:
 @pytest.mark.parametrize("phone", [IDEAL, device()], ids=["ideal", "equal"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_with_a_buffer_for_all_who_work_alike_the_bits_are_those_of_synchronous_rounds(
-    folder: Path, phone: FleetDevice, strategy: str
-) -> None:
+    folder, phone, strategy
+):
     together, buffer = alike(5, 30)
     both = []
     for fleet in (together, buffer):
@@ -202,7 +193,7 @@ def test_with_a_buffer_for_all_who_work_alike_the_bits_are_those_of_synchronous_
     assert [each.model_copy(update={"staleness": []}) for each in found.rounds] == wanted.rounds
 
 
-def test_an_asynchronous_federation_is_what_its_order_by_hand_gives(folder: Path) -> None:
+def test_an_asynchronous_federation_is_what_its_order_by_hand_gives(folder):
     """Two clients, one of which takes two and a half times as long; every answer counts at once.
 
     The fast one answers at 1, 2, 3, 4 and 5 s, the slow one at 2.5 and 5 s, shortly before.

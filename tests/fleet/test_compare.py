@@ -46,9 +46,7 @@ def figure(found: Comparison, metric: str) -> Change:
     return next(each for each in found.package if each.metric == metric)
 
 
-def test_more_training_is_better_and_costs_more_energy(
-    short: list[FleetResult], longer: list[FleetResult]
-) -> None:
+def test_more_training_is_better_and_costs_more_energy(short, longer):
     found = compare_fleets(short[0], longer[0])
     assert found.accuracy == 0.3
     better = figure(found, "accuracy")
@@ -70,7 +68,7 @@ def test_more_training_is_better_and_costs_more_energy(
         assert other.direction == opposite.get(one.direction, one.direction)
 
 
-def test_a_result_is_the_same_as_itself(longer: list[FleetResult]) -> None:
+def test_a_result_is_the_same_as_itself(longer):
     joined = join_seeds(longer)
     for result in (longer[0], joined):
         found = compare_fleets(result, result)
@@ -95,9 +93,7 @@ def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
     ((0.40, 0.42, 0.44, 0.46), "worse"),
     ((0.51, 0.55), "better"),  # two seeds do not say what is chance
 ])  # fmt: skip
-def test_what_the_seeds_leave_open_is_within_their_spread(
-    longer: list[FleetResult], head: tuple[float, ...], direction: str
-) -> None:
+def test_what_the_seeds_leave_open_is_within_their_spread(longer, head, direction):
     base = 0.50, 0.52, 0.54
     found = figure(
         compare_fleets(with_accuracies(longer[0], *base), with_accuracies(longer[0], *head)),
@@ -110,7 +106,7 @@ def test_what_the_seeds_leave_open_is_within_their_spread(
         assert found.noise_percent == pytest.approx(200 * math.sqrt(sum(errors)) / 0.52)
 
 
-def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
+def test_checks_are_those_of_the_worst_seed(longer):
     ends = [result.rounds[-1].accuracy or 0 for result in longer]
     budgets = FleetBudgets(accuracy=sorted(ends)[1], traffic_per_device="1 GB")
     joined = join_seeds([judge_fleet(result, budgets) for result in longer])
@@ -123,7 +119,7 @@ def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
     assert joined.rounds == longer[0].rounds
 
 
-def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
+def test_the_band_holds_every_seed(longer):
     runs = [seed_run(result) for result in longer]
     whole = band(runs, by_day=False, by_accuracy=True)
     assert [place for place, _, _ in whole] == [0, 1, 2, 3]
@@ -141,7 +137,7 @@ def test_the_band_holds_every_seed(longer: list[FleetResult]) -> None:
     assert 'class="area"' not in render_fleet_report(longer[0], "html").decode()
 
 
-def test_a_band_of_many_rounds_keeps_its_extremes(longer: list[FleetResult]) -> None:
+def test_a_band_of_many_rounds_keeps_its_extremes(longer):
     run = seed_run(longer[0])
     points = [
         SeedPoint(round=number, day=number / 10, loss=0.5, accuracy=0.9 if number == 777 else 0.5)
@@ -164,7 +160,7 @@ def work(folder: Path, tmp_path: Path) -> list[str]:
     return command(folder, "run", *files)
 
 
-def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_path: Path) -> None:
+def test_seeds_are_played_one_after_the_other_and_resumed(work, tmp_path):
     one, three, again = (tmp_path / f"{name}.json" for name in ("one", "three", "again"))
     assert main([*work, "--report", f"json:{one}"]) == 0
     # What was played with one seed goes on with three.
@@ -181,9 +177,9 @@ def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_p
 
 
 def test_the_command_compares(
-    short: list[FleetResult], longer: list[FleetResult], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    short, longer, tmp_path,
+    capsys,
+):  # fmt: skip
     for name, results in (("base", short), ("head", longer)):
         (tmp_path / f"{name}.json").write_text(join_seeds(results).to_json())
     both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
@@ -207,7 +203,7 @@ def test_the_command_compares(
     assert main(["fleet", "compare", both[0], str(tmp_path / "absent.json")]) == 2
 
 
-def test_what_the_untrained_model_has_takes_no_time(short: list[FleetResult]) -> None:
+def test_what_the_untrained_model_has_takes_no_time(short):
     start = short[0].accuracy_before
     assert start is not None
     found = compare_fleets(short[0], short[0], start)

@@ -76,9 +76,7 @@ def text_of(result: FleetResult) -> str:
 
 
 @FLEETS
-def test_the_result_does_not_depend_on_the_number_of_processes(
-    folder: Path, tables: dict[str, Any]
-) -> None:
+def test_the_result_does_not_depend_on_the_number_of_processes(folder, tables):
     fleet = fleet_of(**tables)
     (one, first), (two, second) = (
         make(folder, fleet).simulate(executor=LocalExecutor(jobs)) for jobs in (1, 2)
@@ -88,9 +86,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
 
 
 @FLEETS
-def test_a_result_counts_what_the_rounds_say_and_reads_back(
-    folder: Path, tmp_path: Path, tables: dict[str, Any]
-) -> None:
+def test_a_result_counts_what_the_rounds_say_and_reads_back(folder, tmp_path, tables):
     federation = make(folder, fleet_of(**tables))
     result, state = federation.simulate()
     ends = result.ends()
@@ -119,9 +115,7 @@ def test_a_result_counts_what_the_rounds_say_and_reads_back(
 
 
 @FLEETS
-def test_a_stopped_federation_goes_on_to_the_same_bits(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
-) -> None:
+def test_a_stopped_federation_goes_on_to_the_same_bits(folder, tmp_path, monkeypatch, tables):
     """Stopped at fifty random calls, in the middle of whatever these are part of."""
     federation = make(folder, fleet_of(**tables))
     whole, end = federation.simulate()
@@ -172,9 +166,7 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(
     pytest.param("minimum = 6", 50, marks=pytest.mark.sweep),
     pytest.param("buffer = 4\nmost_staleness = 3", 50, marks=pytest.mark.sweep),
 ])  # fmt: skip
-def test_a_killed_command_goes_on_to_the_same_bits(
-    folder: Path, tmp_path: Path, federation: str, count: int
-) -> None:
+def test_a_killed_command_goes_on_to_the_same_bits(folder, tmp_path, federation, count):
     """Killed at random times, each after the state was written at least once more."""
     rounds = 12 * count
     text = UNJUDGED.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
@@ -212,7 +204,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
 @pytest.mark.parametrize(
     "damage", ["cut", "other", "visits", "text", "compressed", "model", "client", "start"]
 )
-def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
+def test_a_state_that_is_not_its_own_is_refused(folder, tmp_path, damage):
     fleet = fleet_of(**BUFFERED)
     path = tmp_path / "state.npz"
     federation = make(folder, fleet)
@@ -259,7 +251,7 @@ def _stop_in_round(number: int) -> Callable[[FleetProgress], None]:
     return stop
 
 
-def test_rounds_with_too_few_answers_change_nothing(folder: Path) -> None:
+def test_rounds_with_too_few_answers_change_nothing(folder):
     fleet = fleet_of(
         population={"clients": 50, "lost": 1.0},
         federation={"clients": 5, "minimum": 5, "rounds": 2},
@@ -275,7 +267,7 @@ def test_rounds_with_too_few_answers_change_nothing(folder: Path) -> None:
     assert "over_selection" in (judged.checks[0].advice or "")
 
 
-def test_a_fleet_that_is_never_there_ends_without_a_round(folder: Path) -> None:
+def test_a_fleet_that_is_never_there_ends_without_a_round(folder):
     fleet = fleet_of(
         population={"availability": {"idle": [0.0] * 24}}, federation={"days": 2, "rounds": 5}
     )
@@ -284,7 +276,7 @@ def test_a_fleet_that_is_never_there_ends_without_a_round(folder: Path) -> None:
     assert judge_fleet(result, FleetBudgets()).verdict == "fail"
 
 
-def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
+def test_a_client_that_diverges_is_refused_with_a_reason(folder):
     fleet = ideal(("learning_rate = 0.1", "learning_rate = 1e6"), ("seed = 3", "seed = 1"))
     result, state = on_digits(folder, fleet).simulate()
     assert result.ends()["refused"] > 0
@@ -295,7 +287,7 @@ def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
     assert any(check.metric == "refused" and check.status == "fail" for check in checks)
 
 
-def test_updates_are_refused_for_what_they_hold() -> None:
+def test_updates_are_refused_for_what_they_hold():
     begun = {"w": np.zeros((2, 3), np.float32)}
     good = [{"w": np.full((2, 3), value, np.float32)} for value in (1, 2, 3)]
     bad = [
@@ -317,7 +309,7 @@ def test_updates_are_refused_for_what_they_hold() -> None:
     assert mean.dtype == np.float32
 
 
-def test_answers_that_change_nothing_are_part_of_no_median() -> None:
+def test_answers_that_change_nothing_are_part_of_no_median():
     begun = {"w": np.ones((2, 3), np.float32)}
 
     def moved(by: float) -> dict[str, np.ndarray]:
@@ -336,7 +328,7 @@ def test_answers_that_change_nothing_are_part_of_no_median() -> None:
     assert reasons == [*["no loss"] * 4, None]
 
 
-def test_a_limit_by_the_models_norm_is_the_one_that_is_given() -> None:
+def test_a_limit_by_the_models_norm_is_the_one_that_is_given():
     begun = {"w": np.ones((2, 3), np.float32)}
     answer = {"w": np.full((2, 3), 4, np.float32)}  # three times as long as the model
     assert "more than 2 times that of the model" in str(refusals(begun, [answer])[0])
@@ -344,7 +336,7 @@ def test_a_limit_by_the_models_norm_is_the_one_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fedavgm", "fedadam"])
-def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) -> None:
+def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind):
     """The steps written down in NumPy; a running variance is the mean of the answers."""
     random = np.random.default_rng(2)
     rate, beta = 0.7, 0.9
@@ -370,7 +362,7 @@ def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) 
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
-def test_an_update_of_the_weights_is_measured_without_statistics(scale: float) -> None:
+def test_an_update_of_the_weights_is_measured_without_statistics(scale):
     """And a statistic by itself, whatever the scale of the data."""
     random = np.random.default_rng(4)
     begun = {"w": np.ones(9, np.float32), "mean": np.zeros(3, np.float32)}
@@ -402,7 +394,7 @@ def test_an_update_of_the_weights_is_measured_without_statistics(scale: float) -
     assert "NaN or infinity" in str(refusals(begun, two, trainable={"w"})[0])
 
 
-def test_what_a_client_keeps_to_itself_does_not_cross(tmp_path: Path) -> None:
+def test_what_a_client_keeps_to_itself_does_not_cross(tmp_path):
     """A carried state is what its samples left, a loss scale is that of its steps."""
     package = write_states(tmp_path) / "package"
     opened = Package.open(package)
@@ -449,9 +441,7 @@ def test_what_a_client_keeps_to_itself_does_not_cross(tmp_path: Path) -> None:
     ("strategy", "counted", "epochs"),
     [("fedavgm", "minimum = 6", 2), ("fedadam", "minimum = 6", 2), ("fedavg", "buffer = 2", 6)],
 )
-def test_running_variances_stay_above_zero(
-    strategy: str, counted: str, epochs: int, tmp_path: Path
-) -> None:
+def test_running_variances_stay_above_zero(strategy, counted, epochs, tmp_path):
     write_normalized(tmp_path)
     fleet = ideal(("rounds = 3", f'rounds = 8\nstrategy = "{strategy}"'), ("minimum = 6", counted),
                   ("epochs = 2", f"epochs = {epochs}"))  # fmt: skip
@@ -463,7 +453,7 @@ def test_running_variances_stay_above_zero(
     assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
-def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
+def test_budgets_are_judged_by_what_was_found(folder):
     result, _ = make(folder, fleet_of(**SKEWED)).simulate()
     last = result.rounds[-1].accuracy or 0.0
     kept = FleetBudgets(
@@ -489,7 +479,7 @@ def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
     assert json.loads(open_.to_json())["verdict"] == "not judged"
 
 
-def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_client_without_a_finite_loss_is_refused(folder, tmp_path):
     """Its parameters are those that it was sent: that they are sound says nothing."""
     with np.load(folder / "digits.npz") as file:
         images, labels = file["input"], file["labels"]
@@ -510,7 +500,7 @@ def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path)
     assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
-def test_private_clients_repeat_and_all_of_them_answer(tmp_path: Path) -> None:
+def test_private_clients_repeat_and_all_of_them_answer(tmp_path):
     """Of two samples, drawn with a probability of a half for two batches, often none is."""
     write_digits(tmp_path, privacy_clip=1.0, privacy_noise=1.0)
     fleet = ideal(("[20, 40]", 2), ("= 16\nepochs = 2", "= 1\nepochs = 1"),
@@ -524,9 +514,7 @@ def test_private_clients_repeat_and_all_of_them_answer(tmp_path: Path) -> None:
     assert np.isfinite(one[0].rounds[0].training_loss)
 
 
-def test_a_state_that_unpacks_to_too_much_is_refused_before(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_unpacks_to_too_much_is_refused_before(folder, tmp_path, monkeypatch):
     federation = on_digits(folder, ideal(("rounds = 3", "rounds = 1")))
     path = tmp_path / "state.npz"
     federation.simulate(state_path=path)
@@ -561,7 +549,7 @@ def values(path: Path) -> np.ndarray:
     return np.concatenate([parameter.data.ravel() for _, parameter in state.parameters])
 
 
-def test_a_checkpoint_of_mixed_precision_is_judged_by_its_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_of_mixed_precision_is_judged_by_its_weights(tmp_path):
     """Not by the number of its steps, nor by a loss scale that an overflow has lowered."""
     package = build(tmp_path / "package", small_model(), precision="mixed")
 
@@ -586,7 +574,7 @@ def test_a_checkpoint_of_mixed_precision_is_judged_by_its_weights(tmp_path: Path
     assert [mean[name].data.item() for name in LOSS_SCALE_NAMES] == [4096, 0]
 
 
-def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
+def test_only_sound_answers_are_averaged(package, tmp_path):
     other = build(tmp_path / "other", small_model(width=(2, 4)))
     (tmp_path / "noise").write_bytes(b"no checkpoint")
     answers = [
@@ -616,9 +604,7 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_an_error_of_a_private_client_does_not_show_its_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_of_a_private_client_does_not_show_its_data(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(client, "warn", lambda text, *what: said.append(text % what))
     bad = OdtpackError("data-not-finite", "The inputs hold NaN, first in sample 17.")
@@ -629,9 +615,7 @@ def test_an_error_of_a_private_client_does_not_show_its_data(
     assert client._reason(asked, private=True).endswith("lr = 'much'.")
 
 
-def test_a_strategy_that_steps_statistics_is_found_inside_a_wrapper(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_strategy_that_steps_statistics_is_found_inside_a_wrapper(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(server, "warn", lambda text, *what: said.append(text % what))
     steps, plain = SimpleNamespace(m_t=None), SimpleNamespace()
@@ -645,14 +629,14 @@ def test_a_strategy_that_steps_statistics_is_found_inside_a_wrapper(
 
 
 @pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
-def test_the_noise_of_a_mean_hides_nobody_in_another_aggregate(aggregate: str) -> None:
+def test_the_noise_of_a_mean_hides_nobody_in_another_aggregate(aggregate):
     """One of five clients moves the median by five times what Flower computes its noise for."""
     noisy = SimpleNamespace(strategy=SimpleNamespace(), noise_multiplier=1.0)
     with refused("bad-aggregate", "adds the noise that hides a client in a mean"):
         guarded(SimpleNamespace(strategy=noisy), "package", aggregate=aggregate)
 
 
-def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:
+def test_answers_of_other_packages_are_left_out(tmp_path):
     """One with other frozen values, which do not cross, and one with further parameters."""
     models = small_model(), with_values(small_model(), "conv1.weight")
     own, other = (
@@ -667,7 +651,7 @@ def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:
     assert all("belongs to another package" in str(reason) for reason in others)
 
 
-def test_the_round_begins_where_one_says(package: Path, tmp_path: Path) -> None:
+def test_the_round_begins_where_one_says(package, tmp_path):
     """A long update from the package's own checkpoint is short from where the round began."""
     begun = moved(package, tmp_path / "begun", 100.0)
     answers = [(moved(package, tmp_path / str(i), 100 + 0.1 * i), 1) for i in range(1, 4)]
@@ -676,7 +660,7 @@ def test_the_round_begins_where_one_says(package: Path, tmp_path: Path) -> None:
     assert [reason is None for reason in reasons] == [True, True, True, False]
 
 
-def test_a_round_without_a_sound_answer_is_an_error(package: Path, tmp_path: Path) -> None:
+def test_a_round_without_a_sound_answer_is_an_error(package, tmp_path):
     answers = [(moved(package, tmp_path / "nan", np.nan), 30)]
     for given in (answers, []):
         with refused("fleet-arrays", "No answer can be averaged"):
@@ -696,7 +680,7 @@ def forward(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     return functional.linear(x.flatten(1), p["fc.weight"], p["fc.bias"])
 
 
-def test_twenty_rounds_are_those_of_pytorch(folder: Path) -> None:
+def test_twenty_rounds_are_those_of_pytorch(folder):
     fleet = on_digits(folder, ideal(
         ("rounds = 3", f"rounds = {ROUNDS}"), ("epochs = 2", "epochs = 1"),
         ("samples = [20, 40]", "samples = [80, 100]"), ("rate = 0.1", f"rate = {RATE}"),
@@ -777,7 +761,7 @@ def told(number: int) -> int:
     return number
 
 
-def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
+def test_an_error_ends_calls_and_never_this_process(address):
     executor = RayExecutor(address)
     for _ in range(100):
         numbers: list[int] = []
@@ -787,9 +771,7 @@ def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
     assert executor.map(str, range(9)) == list("012345678")
 
 
-def test_two_nodes_come_to_the_bits_of_this_process(
-    address: str, folder: Path, tmp_path: Path
-) -> None:
+def test_two_nodes_come_to_the_bits_of_this_process(address, folder, tmp_path):
     executor = RayExecutor(address)
     assert executor.jobs == 2
     assert len(set(executor.in_order(whose, [(number,) for number in range(16)]))) == 2
@@ -807,9 +789,7 @@ def test_two_nodes_come_to_the_bits_of_this_process(
         np.testing.assert_array_equal(trained.parameters[name].data, array)
 
 
-def test_a_cluster_that_does_not_answer_is_said_first(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_does_not_answer_is_said_first(folder, tmp_path, capsys):
     pytest.importorskip("ray", reason="Ray has no build for this Python")
     (tmp_path / "fleet.toml").write_text(IDEAL)
     more = ("--fleet", tmp_path / "fleet.toml", "--ray", "127.0.0.1:1", "--out", tmp_path / "out")
@@ -819,9 +799,7 @@ def test_a_cluster_that_does_not_answer_is_said_first(
 
 
 @pytest.mark.parametrize("every", [1, 5])
-def test_a_loss_that_is_not_finite_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
+def test_a_loss_that_is_not_finite_is_reported(folder, monkeypatch, every):
     """The last one is null, not NaN, which is not JSON; also where the days end before its turn."""
     evaluate = Federation._evaluate
     monkeypatch.setattr(
@@ -834,7 +812,7 @@ def test_a_loss_that_is_not_finite_is_reported(
     assert (last["loss"], last["accuracy"] is None) == (None, False)
 
 
-def test_ideal_devices_are_lost_too(folder: Path) -> None:
+def test_ideal_devices_are_lost_too(folder):
     """They take no time, and a lost one gives no answer all the same."""
     population = {"clients": 40, "lost": 1.0, "data": {"samples": [10, 40]}}
     fleet = fleet_of(population=population, federation={"clients": 5, "minimum": 1, "rounds": 2})

@@ -47,7 +47,7 @@ def everyone(result: FleetFitResult) -> list[Tried]:
     return [*result.best, *result.beaten, *result.over_budget, *result.left]
 
 
-def test_what_may_vary_lies_around_the_fleet_file() -> None:
+def test_what_may_vary_lies_around_the_fleet_file():
     fleet = fleet_of(**TABLES)
     space = fleet_space(fleet)
     assert space[0] == FleetSettings(1, 6, 1, 0.1)
@@ -72,9 +72,7 @@ def test_what_may_vary_lies_around_the_fleet_file() -> None:
 
 
 @pytest.mark.parametrize("federation", [{}, {"clients": 6, "buffer": 3}], ids=["rounds", "buffer"])
-def test_what_is_found_is_what_its_federation_comes_to(
-    folder: Path, federation: dict[str, Any]
-) -> None:
+def test_what_is_found_is_what_its_federation_comes_to(folder, federation):
     """Whatever the number of processes, and though it was stopped after fewer rounds first."""
     tables = TABLES | ({"federation": federation | {"rounds": 9}} if federation else {})
     request = request_of(folder, fleet := fleet_of(**tables | {"budgets": {"learns": False}}))
@@ -99,7 +97,7 @@ def test_what_is_found_is_what_its_federation_comes_to(
         assert each.reason == "after 3 rounds others did better"
 
 
-def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: Path) -> None:
+def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder):
     """Many clients a round choose a device more often, and send more."""
     few = FleetSettings(1, 3, 1, 0.1)
     many = [FleetSettings(2, 50, 1, 0.1), FleetSettings(3, 50, 1, 0.3)]
@@ -119,16 +117,16 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     assert [bool(each.failed) for each in none.over_budget] == [True]
 
 
-def test_one_round_is_not_many() -> None:
+def test_one_round_is_not_many():
     said = [_rounds(SimpleNamespace(rounds=count)) for count in (1, 3)]
     assert said == ["1 round", "3 rounds"]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_budget_that_cannot_be_judged_is_not_kept(
-    strict: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    strict, folder, tmp_path, capsys,
+    monkeypatch,
+):  # fmt: skip
     """The power of the devices is unknown, and so is the energy."""
     devices = [device("web/phone", watts=None)]
     command_file = importlib.import_module("odtpack.cli.fleet")
@@ -143,7 +141,7 @@ def test_a_budget_that_cannot_be_judged_is_not_kept(
     assert "not judged: the power of web/phone is unknown" in shown
 
 
-def test_every_seed_must_keep_the_budgets(folder: Path) -> None:
+def test_every_seed_must_keep_the_budgets(folder):
     fleet = fleet_of(**TABLES, budgets={"accuracy": 0.15})
     settings = [FleetSettings(1, 6, 2, 0.1)]
     found = {}
@@ -160,9 +158,7 @@ def test_every_seed_must_keep_the_budgets(folder: Path) -> None:
     assert bool(found[3].failed) == (min(accuracies) < 0.15)
 
 
-def test_the_command_prints_what_to_write(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_to_write(folder, tmp_path, capsys):
     path = tmp_path / "fleet.toml"
     path.write_text(UNJUDGED + "accuracy = 0.05\n")
     asked = ("--clients", 6, "--lr", 0.1, "--lr", 0.2, "--epochs", 1)
@@ -187,9 +183,9 @@ def test_the_command_prints_what_to_write(
     ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
 ], ids=["rounds", "buffer"])  # fmt: skip
 def test_what_is_printed_is_what_was_played(
-    federation: str, clients: int, wanted: dict[str, int], folder: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    federation, clients, wanted, folder, tmp_path,
+    capsys,
+):  # fmt: skip
     """Pasted over the fleet file's, it is valid."""
     path = tmp_path / "fleet.toml"
     tables = UNJUDGED.replace("clients = 6\nminimum = 6", federation)

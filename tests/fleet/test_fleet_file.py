@@ -71,14 +71,14 @@ HOUR = 3600
     ),
     ("[federation]\nclients = 10\n", "", None, "is missing"),
 ])  # fmt: skip
-def test_a_mistake_is_named_with_its_line(old: str, new: str, line: int | None, words: str) -> None:
+def test_a_mistake_is_named_with_its_line(old, new, line, words):
     assert parse_fleet(GOOD.encode()).federation.deadline == 600
     with refused("fleet-invalid", "fleet file is wrong", what=words) as error:
         parse_fleet(GOOD.replace(old, new, 1).encode())
     assert error.value.where == ("fleet.toml" if line is None else f"fleet.toml:{line}")
 
 
-def test_a_file_that_is_no_fleet_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_fleet_is_refused(tmp_path):
     path = tmp_path / "fleet.toml"
     for content, code in (
         (b"\xff", "fleet-malformed"), (b"a = ", "fleet-malformed"),
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_fleet_is_refused(tmp_path: Path) -> None:
         read_fleet(tmp_path / "absent.toml")
 
 
-def test_clients_are_what_the_file_says() -> None:
+def test_clients_are_what_the_file_says():
     fleet = fleet_of(
         population={
             "clients": 100_000,
@@ -126,7 +126,7 @@ def test_clients_are_what_the_file_says() -> None:
 
 
 @pytest.mark.parametrize("ignored", [-100, 9])
-def test_a_label_that_is_ignored_is_no_class(ignored: int) -> None:
+def test_a_label_that_is_ignored_is_no_class(ignored):
     labels = np.arange(200, dtype=np.int64) % 4
     labels[::5] = ignored
     data = split_data({"input": np.zeros((200, 1)), "labels": labels}, 0, ignored)
@@ -140,7 +140,7 @@ def test_a_label_that_is_ignored_is_no_class(ignored: int) -> None:
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**31), st.integers(1, 100))
-def test_an_order_has_every_client_once(count: int, seed: int, piece: int) -> None:
+def test_an_order_has_every_client_once(count, seed, piece):
     found = np.concatenate(
         [shuffled((seed, 1), start, start + piece, count) for start in range(0, count, piece)]
     )
@@ -165,7 +165,7 @@ def write_trace(path: Path, **devices: object) -> str:
     return str(path)
 
 
-def test_a_trace_says_when_a_device_is_there(tmp_path: Path) -> None:
+def test_a_trace_says_when_a_device_is_there(tmp_path):
     everything = ("idle", "charging", "unmetered")
     path = write_trace(tmp_path / "state_traces.json", one=MESSAGES)
     trace = read_trace(path, everything, 0)
@@ -199,7 +199,7 @@ def test_a_trace_says_when_a_device_is_there(tmp_path: Path) -> None:
     ),
     ('{"one": {"messages": ""}}', "no device is ever idle"),
 ])  # fmt: skip
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_what_is_no_trace_is_refused(tmp_path, content, words):
     path = tmp_path / "trace.json"
     path.write_text(content)
     with refused("fleet-trace", "trace of states is wrong", what=words):

@@ -45,7 +45,7 @@ def check_of(result: FleetResult, metric: str) -> Check:
     return next(check for check in result.checks if check.metric == metric)
 
 
-def test_the_last_round_counts_whatever_its_loss(learned: FleetResult) -> None:
+def test_the_last_round_counts_whatever_its_loss(learned):
     before = learned.rounds[-1].accuracy
     assert before > 0.05
     result = judge_fleet(broken(learned), FleetBudgets(accuracy=before))
@@ -58,9 +58,7 @@ def test_the_last_round_counts_whatever_its_loss(learned: FleetResult) -> None:
     assert figures_of(result, FleetBudgets()).costs()[0] == math.inf
 
 
-def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
-    learned: FleetResult,
-) -> None:
+def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(learned):
     first = learned.rounds[0].model_copy(update={"loss": None})
     found = judge_fleet(
         learned.model_copy(update={"rounds": [first, *learned.rounds[1:]]}), FleetBudgets()
@@ -72,9 +70,7 @@ def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
     assert point is None or point.round > 1
 
 
-def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
-    folder: Path, tmp_path: Path, learned: FleetResult
-) -> None:
+def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(folder, tmp_path, learned):
     model = onnx.load(folder / "model.onnx")
     for each in (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_value = 64
@@ -97,20 +93,20 @@ def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
     assert why in render_report(result, "html").decode()
 
 
-def test_a_model_that_is_never_finite_was_still_evaluated(learned: FleetResult) -> None:
+def test_a_model_that_is_never_finite_was_still_evaluated(learned):
     result = judge_fleet(broken(learned, 3, accuracy=None), FleetBudgets())
     assert headline(result) == "The loss is not finite after 3 rounds"
     assert check_of(result, "finite_loss").actual == 3
     assert result.over_budget
 
 
-def test_a_round_says_whether_it_was_evaluated(learned: FleetResult) -> None:
+def test_a_round_says_whether_it_was_evaluated(learned):
     row = learned.rounds[0].model_dump(exclude={"evaluated"})
     with pytest.raises(ValidationError, match="evaluated"):
         RoundRecord.model_validate(row)
 
 
-def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
+def test_a_fleet_that_learns_passes(learned):
     result = judge_fleet(learned, FleetBudgets())
     assert {check.metric: check.status for check in result.checks} == dict.fromkeys(
         ("answers", "finite_loss", "learns"), "pass"
@@ -124,7 +120,7 @@ def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
     ("rate", "hint"),
     [("0", "raise training.learning_rate"), ("30", "lower training.learning_rate")],
 )
-def test_a_fleet_that_learns_nothing_fails(folder: Path, rate: str, hint: str) -> None:
+def test_a_fleet_that_learns_nothing_fails(folder, rate, hint):
     found = played(folder, ideal(("rate = 0.1", f"rate = {rate}")))
     result = judge_fleet(found, FleetBudgets())
     assert result.verdict == "fail"
@@ -144,7 +140,7 @@ def refusing(result: FleetResult, refused: int) -> FleetResult:
     return result.model_copy(update={"rounds": [*result.rounds[:-refused], *rounds]})
 
 
-def test_most_answers_refused_fails_and_is_no_deadline(learned: FleetResult) -> None:
+def test_most_answers_refused_fails_and_is_no_deadline(learned):
     one = judge_fleet(refusing(learned, 1), FleetBudgets())
     assert check_of(one, "refused").state == "warn"
     two = judge_fleet(refusing(learned, 2), FleetBudgets())
@@ -161,7 +157,7 @@ def change(comparison: Any, metric: str) -> Change:
     return next(each for each in comparison.package if each.metric == metric)
 
 
-def test_the_final_loss_is_a_budget_and_is_compared(learned: FleetResult) -> None:
+def test_the_final_loss_is_a_budget_and_is_compared(learned):
     loss = learned.rounds[-1].loss
     assert loss is not None
     kept = judge_fleet(learned, FleetBudgets(final_loss=loss))
@@ -175,7 +171,7 @@ def test_the_final_loss_is_a_budget_and_is_compared(learned: FleetResult) -> Non
     assert change(compare_fleets(nan, kept), "final_loss").direction == "better"
 
 
-def test_every_key_of_the_fleet_file_that_differs_is_noted(folder: Path) -> None:
+def test_every_key_of_the_fleet_file_that_differs_is_noted(folder):
     tables: dict[str, Any] = {
         "population": {"clients": 12, "data": {"samples": [16, 24], "dirichlet": 1.0}},
         "federation": {"clients": 4, "rounds": 1},
@@ -211,9 +207,7 @@ def test_every_key_of_the_fleet_file_that_differs_is_noted(folder: Path) -> None
         assert note in notes
 
 
-def test_the_clients_of_each_model_are_counted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clients_of_each_model_are_counted(folder, monkeypatch):
     profiles = [("acme/one", 50), ("acme/two", 50), ("acme/rare", 1)]
     fleet = fleet_of(
         population={
@@ -238,7 +232,7 @@ def test_the_clients_of_each_model_are_counted(
     assert any("not counted one by one" in text for text in estimated.unknown)
 
 
-def test_checks_of_seeds_show_the_figure_of_the_worst(learned: FleetResult) -> None:
+def test_checks_of_seeds_show_the_figure_of_the_worst(learned):
     def seeded(seed: int, accuracy: float) -> FleetResult:
         last = learned.rounds[-1].model_copy(update={"accuracy": accuracy})
         plan = learned.plan.model_copy(update={"seed": seed})
@@ -256,7 +250,7 @@ def test_checks_of_seeds_show_the_figure_of_the_worst(learned: FleetResult) -> N
         assert check.message.endswith(said)
 
 
-def test_the_worst_state_of_any_seed_is_that_of_all(learned: FleetResult) -> None:
+def test_the_worst_state_of_any_seed_is_that_of_all(learned):
     """A warning does not hide what could not be judged."""
     check = Check(metric="accuracy", status="fail", level="warn", actual=0.1, message="low")
     open_ = Check(metric="accuracy", status="not judged", message="unknown")
@@ -277,9 +271,7 @@ def costly(result: FleetResult, disturbed: str | None) -> FleetResult:
 
 
 @pytest.mark.parametrize("disturbed", [None, "this machine was busy"])
-def test_advice_does_not_ask_for_more_of_what_costs_too_much(
-    learned: FleetResult, disturbed: str | None
-) -> None:
+def test_advice_does_not_ask_for_more_of_what_costs_too_much(learned, disturbed):
     budgets = FleetBudgets(traffic_per_device="1 B", accuracy=1.0, participation="100 %")
     spent = learned.energy_j
     result = costly(learned, disturbed).model_copy(
@@ -304,7 +296,7 @@ def test_advice_does_not_ask_for_more_of_what_costs_too_much(
     assert "longer" not in (check_of(quiet, "traffic_per_device").advice or "")
 
 
-def test_what_several_seeds_have_no_figure_of_says_so(learned: FleetResult) -> None:
+def test_what_several_seeds_have_no_figure_of_says_so(learned):
     joined = join_seeds([learned, learned])
     reasons = {figure.metric: figure.reason for figure in fleet_figures(joined)}
     assert reasons["energy_per_device"] == "several seeds were played"
@@ -314,9 +306,9 @@ def test_what_several_seeds_have_no_figure_of_says_so(learned: FleetResult) -> N
 
 
 def test_annotations_name_the_line_of_the_budget(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    folder, tmp_path, capsys,
+    monkeypatch,
+):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     text = IDEAL.replace("rounds = 3", "rounds = 1") + "[budgets]\n# at the end\naccuracy = 1.0\n"
     Path("fleet.toml").write_text(text)
@@ -326,7 +318,7 @@ def test_annotations_name_the_line_of_the_budget(
     assert f"::error file=fleet.toml,line={line},title=Accuracy::" in capsys.readouterr().out
 
 
-def test_reports_count_checks_in_words(learned: FleetResult) -> None:
+def test_reports_count_checks_in_words(learned):
     result = judge_fleet(learned, FleetBudgets(accuracy=1.0, traffic_per_device="1 B"))
     markdown = render_report(result, "markdown").decode()
     assert "2 checks fail" in markdown

@@ -71,12 +71,12 @@ def keep_what_is_not_lost(result: FleetResult) -> None:
     assert sum(lost) > 0
 
 
-def test_every_stage_keeps_what_the_one_before_does_not_lose(result: FleetResult) -> None:
+def test_every_stage_keeps_what_the_one_before_does_not_lose(result):
     keep_what_is_not_lost(result)
     assert {"over memory", "lost"} <= set(result.ends())
 
 
-def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
+def test_the_page_is_whole_and_shows_the_figures(result):
     page = render_fleet_report(result, "html").decode()
     shown = Page(page).text
     assert "<script" not in page
@@ -102,7 +102,7 @@ def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
     assert "FedProx" not in text
 
 
-def test_a_loss_that_is_not_finite_is_no_point_of_the_curve(result: FleetResult) -> None:
+def test_a_loss_that_is_not_finite_is_no_point_of_the_curve(result):
     rounds = [each.model_copy(update={"accuracy": None}) for each in result.rounds]
     known = result.model_copy(update={"accuracy_before": None, "rounds": rounds})
     unknown = known.model_copy(update={"loss_before": None})
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_is_no_point_of_the_curve(result: FleetResult)
     assert lines[0] == lines[1] + 1
 
 
-def test_other_formats_say_the_same(result: FleetResult) -> None:
+def test_other_formats_say_the_same(result):
     assert FleetResult.model_validate_json(render_fleet_report(result, "json")) == result
     suites = ET.fromstring(render_fleet_report(result, "junit"))  # noqa: S314 - our own
     assert suites.attrib["failures"] == "1"
@@ -135,7 +135,7 @@ def run(work: Path, *more: str) -> int:
     return main(command(work, "run", "--fleet", work / "fleet.toml", *more))
 
 
-def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ends_as_the_budgets_do(work, capsys):
     assert run(work, "--json", "--report", f"markdown:{work / 'fleet.md'}") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["verdict"] == "pass"
@@ -163,18 +163,14 @@ def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFi
     (["--times", "{work}/absent.json"], "result-missing"),
     (["--resume"], "fleet-state"),
 ])  # fmt: skip
-def test_what_cannot_be_done_is_said_before_anything_runs(
-    work: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
-) -> None:
+def test_what_cannot_be_done_is_said_before_anything_runs(work, capsys, arguments, code):
     before = (work / "digits.npz").read_bytes()
     assert run(work, *(each.format(work=work) for each in arguments)) == 2
     assert re.search(rf"error\[{code}\]", capsys.readouterr().err)
     assert (work / "digits.npz").read_bytes() == before
 
 
-def test_rounds_of_more_clients_than_there_are_warn(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rounds_of_more_clients_than_there_are_warn(work, capsys):
     text = UNJUDGED.replace("clients = 6\nminimum = 6\nrounds = 3", "clients = 20\nrounds = 1")
     (work / "fleet.toml").write_text(text)
     assert run(work) == 0
@@ -185,7 +181,7 @@ def test_rounds_of_more_clients_than_there_are_warn(
     assert "waits for" not in capsys.readouterr().err
 
 
-def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_are_those_of_a_simulation(work, capsys):
     """Measured once by simulate, and carried to the fleet's devices."""
     times = work / "times.json"
     simulate = ["simulate", str(work / "package"), "--data", str(work / "digits.npz")]
@@ -225,7 +221,7 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     assert "and the fleet file names none" in capsys.readouterr().err
 
 
-def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
+def test_what_follows_from_disturbed_times_is_not_judged(folder):
     """Where a client comes too late, that is all; where all are in time, only days and energy."""
     budgets = FleetBudgets(
         accuracy=0.01, days=1e-9, energy_per_device="0.1 J", traffic_per_device="1 GB",
@@ -250,7 +246,7 @@ def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
 
 @pytest.mark.sweep
 @as_it_is()
-def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work: Path) -> None:
+def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work):
     """Run alone, and beside as many busy processes as there are cores."""
     fleet = UNJUDGED.replace("[population.data]", DEVICE + "[population.data]")
     (work / "fleet.toml").write_text(fleet + "energy_per_device = '1 kJ'\n")
@@ -275,7 +271,7 @@ def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work: Path)
         assert max(energies) <= 1.25 * min(energies)
 
 
-def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> None:
+def test_an_asynchronous_federation_is_reported_like_any_other(folder):
     fleet = fleet_of(
         population={"clients": 60, "lost": 0.2, "data": {"samples": [10, 60], "dirichlet": 0.5}},
         federation={
@@ -297,9 +293,7 @@ def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> 
     assert "4 answers each, of 12 clients at a time, at most 1 rounds old" in page.text
 
 
-def test_fedprox_takes_steps_that_give_gradients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fedprox_takes_steps_that_give_gradients(tmp_path, monkeypatch):
     """Its term changes them, and a step model keeps none: memory and times are of the others."""
     write_digits(tmp_path, step_model="always")
     uses: list[SessionUse] = []

@@ -98,9 +98,7 @@ def changed(fleet: FleetFile, **federation: Any) -> FleetFile:
 
 @settings(deadline=None, max_examples=60)
 @given(fleets(), st.lists(phones, min_size=2, max_size=2))
-def test_every_chosen_client_comes_to_one_end_and_takes_what_its_power_says(
-    fleet: FleetFile, devices: list[FleetDevice]
-) -> None:
+def test_every_chosen_client_comes_to_one_end_and_takes_what_its_power_says(fleet, devices):
     for each in play(fleet, devices):
         numbers = [visit.client for visit in each.visits]
         assert len(set(numbers)) == len(numbers)
@@ -130,7 +128,7 @@ def test_every_chosen_client_comes_to_one_end_and_takes_what_its_power_says(
 @pytest.mark.parametrize(
     ("clients", "over", "chosen"), [(100, 1.1, 110), (100, 1.0, 100), (10, 1.01, 11), (7, 1.3, 10)]
 )
-def test_over_selection_chooses_as_many_as_it_says(clients: int, over: float, chosen: int) -> None:
+def test_over_selection_chooses_as_many_as_it_says(clients, over, chosen):
     """The product in decimal numbers, rounded up."""
     fleet = fleet_of(federation={"clients": clients, "over_selection": over})
     played = clock_of(fleet, [device(), device("acme/two")]).play(1, 0)
@@ -139,9 +137,7 @@ def test_over_selection_chooses_as_many_as_it_says(clients: int, over: float, ch
 
 @settings(deadline=None, max_examples=60)
 @given(fleets(), st.lists(phones, min_size=2, max_size=2), st.floats(0.05, 1))
-def test_a_shorter_deadline_never_raises_participation(
-    fleet: FleetFile, devices: list[FleetDevice], share: float
-) -> None:
+def test_a_shorter_deadline_never_raises_participation(fleet, devices, share):
     shorter = changed(fleet, deadline=fleet.federation.deadline * share)
     less, more = participation(play(shorter, devices)), participation(play(fleet, devices))
     assert all(a <= b for a, b in zip(less, more, strict=True))
@@ -149,9 +145,7 @@ def test_a_shorter_deadline_never_raises_participation(
 
 @settings(deadline=None, max_examples=60)
 @given(fleets(), st.lists(phones, min_size=2, max_size=2), st.integers(1, 60_000_000))
-def test_a_lower_memory_limit_never_raises_participation(
-    fleet: FleetFile, devices: list[FleetDevice], limit: int
-) -> None:
+def test_a_lower_memory_limit_never_raises_participation(fleet, devices, limit):
     lowered = [
         each.model_copy(update={"limit_bytes": min(limit, each.limit_bytes or limit)})
         for each in devices
@@ -162,9 +156,7 @@ def test_a_lower_memory_limit_never_raises_participation(
 
 @settings(deadline=None, max_examples=60)
 @given(fleets(), phones, st.floats(1, 20))
-def test_a_slower_device_never_finishes_earlier(
-    fleet: FleetFile, phone: FleetDevice, factor: float
-) -> None:
+def test_a_slower_device_never_finishes_earlier(fleet, phone, factor):
     times = {
         name: math.ceil(factor * getattr(phone, name))
         for name in ("creation", "load", "first_step", "step", "save")
@@ -180,7 +172,7 @@ def test_a_slower_device_never_finishes_earlier(
                 assert before.at <= visit.at
 
 
-def test_who_is_there_follows_the_hours_and_stays_through_the_night() -> None:
+def test_who_is_there_follows_the_hours_and_stays_through_the_night():
     night = [0.8] * 7 + [0.1] * 15 + [0.6] * 2
     model = make_availability(fleet_of(population={"availability": {"charging": night}}))
     clients = np.arange(20_000)
@@ -201,7 +193,7 @@ def test_who_is_there_follows_the_hours_and_stays_through_the_night() -> None:
 
 
 @pytest.mark.parametrize("kind", [RoundClock, BufferedClock])
-def test_memory_does_not_grow_with_the_population(kind: type[RoundClock]) -> None:
+def test_memory_does_not_grow_with_the_population(kind):
     peaks = []
     for clients in (10_000, 1_000_000, 1_000_000_000):
         fleet = fleet_of(
@@ -242,7 +234,7 @@ def pushed(begun: dict[str, np.ndarray], model: dict[str, np.ndarray]) -> np.nda
     return np.concatenate([(model[name] - begun[name]).ravel() for name in begun])
 
 
-def test_a_client_that_claims_many_samples_does_not_own_the_model() -> None:
+def test_a_client_that_claims_many_samples_does_not_own_the_model():
     begun, answers = rounds(6)
     flipped = {name: 2 * begun[name] - array for name, array in answers[0].items()}
     weights = [20, 25, 30, 22, 28, 10**9]
@@ -257,7 +249,7 @@ def test_a_client_that_claims_many_samples_does_not_own_the_model() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_few_answers_are_compared_with_the_model(count: int) -> None:
+def test_few_answers_are_compared_with_the_model(count):
     begun, answers = rounds(count)
     assert refusals(begun, answers) == [None] * count
     far = {name: begun[name] + 1e6 * (array - begun[name]) for name, array in answers[0].items()}
@@ -271,7 +263,7 @@ def test_few_answers_are_compared_with_the_model(count: int) -> None:
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean"])
 @pytest.mark.parametrize("count", [5, 10])
-def test_robust_aggregates_stay_among_what_the_others_say(name: str, count: int) -> None:
+def test_robust_aggregates_stay_among_what_the_others_say(name, count):
     begun, answers = rounds(count)
     bad = [
         {key: begun[key] - 9 * (array - begun[key]) for key, array in answer.items()}
@@ -289,7 +281,7 @@ def test_robust_aggregates_stay_among_what_the_others_say(name: str, count: int)
     assert np.abs(pushed(found, mean)).max() > 0.05  # which the mean does not
 
 
-def test_robust_aggregates_by_hand() -> None:
+def test_robust_aggregates_by_hand():
     answers = [{"w": np.array([value, -value], np.float32)} for value in (1, 2, 9, 4, 100)]
     np.testing.assert_array_equal(coordinate_median(answers)["w"], [4, -4])
     np.testing.assert_array_equal(trimmed_mean(answers)["w"], [5, -5])

@@ -32,7 +32,7 @@ def traced() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_the_corpus_and_some_more(reader: str, traced: None, tmp_path: Path) -> None:
+def test_the_corpus_and_some_more(reader, traced, tmp_path):
     for seed in READERS[reader].seeds():
         assert outcome(reader, seed, tmp_path) == "read"
     found = replay(reader, FEW, seed=1)
@@ -41,7 +41,7 @@ def test_the_corpus_and_some_more(reader: str, traced: None, tmp_path: Path) -> 
 
 
 @pytest.mark.sweep
-def test_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many(capsys):
     readers = [word for reader in ASKED for word in ("--reader", reader)]
     assert main_of(["replay", "--count", str(MANY), *readers]) == 0
     assert f"hostile inputs over {len(ASKED)} readers, 0 defects" in capsys.readouterr().out
@@ -53,15 +53,13 @@ def main_of(arguments: list[str]) -> int:
         return main()
 
 
-def test_inputs_can_be_had_again() -> None:
+def test_inputs_can_be_had_again():
     one, other = ([mutate([b"abc" * 50], random.Random(3)) for _ in range(5)] for _ in range(2))
     assert one == other
 
 
 @pytest.mark.parametrize("harm", ["crash", "hang", "memory", "wrong"])
-def test_what_is_a_defect(
-    harm: str, traced: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_a_defect(harm, traced, tmp_path, monkeypatch):
     """The guard is no guard unless it finds them."""
 
     def read(path: Path) -> object:
@@ -79,7 +77,7 @@ def test_what_is_a_defect(
         outcome("plan", b"{}", tmp_path)
 
 
-def test_a_refusal_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_no_defect(tmp_path, monkeypatch):
     def read(path: Path) -> object:
         raise OdtpackError("bad-argument", f"{path} is 17 bytes of rubbish.")
 

@@ -70,9 +70,7 @@ def infer(make: Make) -> list[Found | None]:
 
 
 @pytest.mark.parametrize("respect", DIFFERENT)
-def test_nodes_that_differ_do_not_share_what_was_found(
-    respect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_differ_do_not_share_what_was_found(respect, monkeypatch):
     alone = []
     for make in DIFFERENT[respect]:
         monkeypatch.setattr(inference, "_KNOWN", {})
@@ -85,7 +83,7 @@ def test_nodes_that_differ_do_not_share_what_was_found(
             assert infer(DIFFERENT[respect][index]) == alone[index]
 
 
-def test_the_same_node_is_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_node_is_inferred_once(monkeypatch):
     known: dict[object, object] = {}
     monkeypatch.setattr(inference, "_KNOWN", known)
     for _ in range(3):
@@ -104,7 +102,7 @@ def test_the_same_node_is_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None
     (("n", 0), ("n", None, 0), ("n", None, 0)),  # any
     ((None, 6), (None, None), (None, None)),
 ])  # fmt: skip
-def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found: Dims) -> None:
+def test_a_reshape_keeps_the_number_of_elements(before, after, found):
     x, sizes = ir.val("x", ir.DataType.FLOAT, before), ir.val("s", ir.DataType.INT64, [len(after)])
     reshape = ir.node("Reshape", [x, sizes])
     y = reshape.outputs[0]
@@ -114,7 +112,7 @@ def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found
     assert known(y) == found
 
 
-def test_what_is_repeated_once_keeps_its_size() -> None:
+def test_what_is_repeated_once_keeps_its_size():
     """What reads it has the size, too, that it had no name for before."""
     text = """g (float[n, 2, t] x) => (float[a, b, c] z) <int64[3] times = {1, 3, 2}> {
         y = Tile(x, times) z = Relu(y)
@@ -135,12 +133,12 @@ def merged(body: str, outputs: str = "float[3] y") -> list[str]:
     return [node.op_type for node in graph]
 
 
-def test_equal_nodes_become_one_and_then_their_readers_do() -> None:
+def test_equal_nodes_become_one_and_then_their_readers_do():
     body = "a = Neg(x) b = Neg(x) c = Exp(a) d = Exp(b) y = Add(c, d)"
     assert merged(body) == ["Neg", "Exp", "Add"]
 
 
-def test_outputs_keep_nodes_of_their_own() -> None:
+def test_outputs_keep_nodes_of_their_own():
     assert merged("y = Neg(x) z = Neg(x)", "float[3] y, float[3] z") == ["Neg", "Neg"]
 
 
@@ -151,11 +149,11 @@ def test_outputs_keep_nodes_of_their_own() -> None:
     ("Dropout(x)", "Dropout(x)"),
     ("RandomNormalLike(x)", "RandomNormalLike(x)"),
 ])  # fmt: skip
-def test_others_stay_as_they_are(left: str, right: str) -> None:
+def test_others_stay_as_they_are(left, right):
     assert len(merged(f"a = {left} b = {right} y = Add(a, b)")) == 3
 
 
-def test_an_output_that_only_one_of_them_has_is_computed() -> None:
+def test_an_output_that_only_one_of_them_has_is_computed():
     body = "a = MaxPool<kernel_shape = [1]>(i) b, at = MaxPool<kernel_shape = [1]>(i)"
     body = f"i = Unsqueeze(x, n) {body} f = Cast<to = 1>(at) c = Add(a, b) y = Add(c, f)"
     body = f"n = Constant<value = int64[2] {{0, 1}}>() {body}"
@@ -190,9 +188,7 @@ def the(model: ir.Model, op_type: str) -> ir.Node:
          "t = Unsqueeze(flat, axes)", None, True),
     ("t = Identity(h)", ("batch", 3), False),
 ])  # fmt: skip
-def test_carried_shapes_hold_unless_the_body_contradicts(
-    step: str, before: Dims | None, varies: bool
-) -> None:
+def test_carried_shapes_hold_unless_the_body_contradicts(step, before, varies):
     model = load(f"""net (int64 m, float[batch, 3] h, float[3, 3] w) => (int64 size) {{
       y = Loop <body = turn (int64 i, bool go, float[] s) => (bool on, float[] t) {{
         on = Identity(go) {step} }}> (m, , h)
@@ -204,7 +200,7 @@ def test_carried_shapes_hold_unless_the_body_contradicts(
     assert bool(state.meta.get(inference.VARIES)) == varies
 
 
-def test_carried_shapes_of_a_loop_in_a_loop() -> None:
+def test_carried_shapes_of_a_loop_in_a_loop():
     model = load("""net (int64 m, float[2, 3] h, float[3, 3] w) => (int64 size) {
       y = Loop <body = outer (int64 i, bool go, float[] s) => (bool on, float[] t) {
         on = Identity(go)
@@ -215,7 +211,7 @@ def test_carried_shapes_of_a_loop_in_a_loop() -> None:
     assert [dims_of(node.outputs[0]) for node in loops] == [(2, 3), (2, 3)]
 
 
-def test_vectors_of_floats_move_to_the_main_graph_and_others_stay() -> None:
+def test_vectors_of_floats_move_to_the_main_graph_and_others_stay():
     branch = """b = Constant <value = float[3] {1.0, 2.0, 3.0}> ()
       one = Constant <value = float {1.0}> () axes = Constant <value = int64[1] {0}> ()"""
     model = load(f"""net (bool c, float[2, 3] x) => (float[n, 2, 3] y) {{
@@ -233,7 +229,7 @@ def test_vectors_of_floats_move_to_the_main_graph_and_others_stay() -> None:
     assert [dims_of(branch.outputs[0]) for branch in branches] == [(1, 2, 3)] * 2
 
 
-def test_bodies_see_the_axes_that_stand_around_them() -> None:
+def test_bodies_see_the_axes_that_stand_around_them():
     model = load("""net (float[4, 3] x, float[3] h) => (float[4, 1, k] y) {
       axes = Constant <value = int64[1] {0}> ()
       last, y = Scan <num_scan_inputs = 1, body = turn (float[3] s, float[3] part)
@@ -245,7 +241,7 @@ def test_bodies_see_the_axes_that_stand_around_them() -> None:
     assert dims_of(model.graph.outputs[0]) == (4, 1, 3)
 
 
-def test_an_absent_condition_is_written_where_nothing_is_carried() -> None:
+def test_an_absent_condition_is_written_where_nothing_is_carried():
     model = load("""net (int64 m, float[3] w) => (float[n, 3] y) {
       y = Loop <body = turn (int64 i, bool go) => (bool on, float[3] part) {
         on = Identity(go) part = Neg(w) }> (m, "") }""")

@@ -27,7 +27,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "hostile-corpus", write_corpus)
 
 
-def test_the_index(corpus: Path) -> None:
+def test_the_index(corpus):
     content = json.loads((corpus / INDEX).read_text())
     assert content["format"] == 1
     cases = content["cases"]
@@ -38,7 +38,7 @@ def test_the_index(corpus: Path) -> None:
         assert set(case["stricter"]) <= set(READERS)
 
 
-def test_python_decides_as_the_corpus_says(corpus: Path) -> None:
+def test_python_decides_as_the_corpus_says(corpus):
     before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
     found = dict(line.split("\t") for line in python_reader.hostile(corpus))
     assert wrong_decisions(corpus / INDEX, "python", found) == []
@@ -49,7 +49,7 @@ def test_python_decides_as_the_corpus_says(corpus: Path) -> None:
     assert len(wrong_decisions(corpus / INDEX, "python", found | wrong)) == 3
 
 
-def test_the_digest_of_the_content_tells_contents_apart() -> None:
+def test_the_digest_of_the_content_tells_contents_apart():
     other = plain()
     other.trainable["fc1.bias"][0] += 1
     named = plain()
@@ -57,7 +57,7 @@ def test_the_digest_of_the_content_tells_contents_apart() -> None:
     assert len({content_digest(data) for data in (sample(), plain(), other, named)}) == 4
 
 
-def test_damaged_checkpoints_are_refused_or_whole(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_refused_or_whole(tmp_path):
     """Whatever still reads holds what was saved: no loss of parameters, moments or properties."""
     whole = [sample(), plain()]
     contents = {content_digest(data) for data in whole}
@@ -90,7 +90,7 @@ LARGEST = ("one table, often", "many tensors")
 
 
 @pytest.mark.parametrize("name", split(COSTLY, lambda name: name not in LARGEST))
-def test_what_is_large_costs_in_proportion(name: str, traced: None, tmp_path: Path) -> None:
+def test_what_is_large_costs_in_proportion(name, traced, tmp_path):
     """Within the time and memory of the threat model; what it decides is the corpus's affair."""
     reader, make = COSTLY[name]
     outcome(reader, make(), tmp_path)

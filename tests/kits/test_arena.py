@@ -75,9 +75,7 @@ def need_and_plan(
     [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)],
     ids=["mlp", "mobilenet"],
 )
-def test_native_kernels_need_what_is_planned(
-    network: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_native_kernels_need_what_is_planned(network, kit, tmp_path, monkeypatch):
     for variable, value in child_environment().items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv(VARIABLE, str(native_library.library()))  # for the plan
@@ -91,9 +89,7 @@ def test_native_kernels_need_what_is_planned(
 
 
 @pytest.mark.parametrize("sizes", ["fitted", (2**21, 2**12), (2**29, None)])
-def test_an_app_needs_what_is_planned_for_it(
-    sizes: Any, kit: Any, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_app_needs_what_is_planned_for_it(sizes, kit, package, tmp_path, monkeypatch):
     """What an app needs changes with the settings as the plan does, which is near it.
 
     Of 2^29 bytes the arena writes an index of 16 MiB, which no other setting has it do.
@@ -117,8 +113,6 @@ def test_an_app_needs_what_is_planned_for_it(
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("size", [255, -2, 2**30 + 1, 2**40, 0.5, "large"])
-def test_other_sizes_are_refused(
-    key: str, size: Any, kit: Any, package: Path, tmp_path: Path
-) -> None:
+def test_other_sizes_are_refused(key, size, kit, package, tmp_path):
     with_sizes(package, *(size if each == key else None for each in SIZES))
     assert "manifest" in refusal(kit.run, {"package": package, "steps": []}, tmp_path)

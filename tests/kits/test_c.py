@@ -39,7 +39,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("core"), *SANITIZE.split())
 
 
-def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
+def test_nothing_of_onnx_runtime_is_linked(core):
     symbols = run("nm", core)
     assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", symbols, re.M)
     assert "T odtpack_session_create" in symbols
@@ -48,12 +48,12 @@ def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
 @pytest.mark.parametrize("compiler", [
     ("gcc", "-std=c99"), ("g++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-x", "c++"),
 ])  # fmt: skip
-def test_c_trains_as_python_does(compiler: tuple[str, ...], core: Path, tmp_path: Path) -> None:
+def test_c_trains_as_python_does(compiler, core, tmp_path):
     """A caller in C99, and one in C++ that knows no exceptions."""
     check_training(compiler, core, "address,undefined", tmp_path)
 
 
-def test_numbers_are_read_while_a_session_trains(tmp_path: Path) -> None:
+def test_numbers_are_read_while_a_session_trains(tmp_path):
     core = compiled(tmp_path, "-fsanitize=thread")
     check_training(("gcc", "-std=c99", "-fsanitize=thread"), core, "thread", tmp_path)
 
@@ -92,7 +92,7 @@ def check_training(compiler: tuple[str, ...], core: Path, sanitizers: str, tmp_p
         np.testing.assert_array_equal(array, np.asarray(state.parameters[name].data))
 
 
-def test_what_the_guide_shows_compiles(tmp_path: Path) -> None:
+def test_what_the_guide_shows_compiles(tmp_path):
     guide = (ROOT / "docs" / "guides" / "cpp.md").read_text()
     session, tokens = re.findall(r"^```c\n(.*?)^```$", guide, re.M | re.S)
     source = tmp_path / "guide.c"

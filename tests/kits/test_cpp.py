@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -16,7 +14,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
-from tests.kits.harness import ARM64_CASES, STEPS, Packages, Task, contents, needs, train
+from tests.kits.harness import ARM64_CASES, STEPS, Task, contents, needs, train
 from tests.kits.measured import check_measurements
 from tests.packages.mutations import edit
 from tests.programs import ran
@@ -27,9 +25,7 @@ pytestmark = needs(cpp_kit.unavailable())
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 
-def test_a_session_that_resumes_continues_bit_for_bit(
-    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
-) -> None:
+def test_a_session_that_resumes_continues_bit_for_bit(packages, batches, job, tmp_path):
     task = {**job, "package": packages["adamw"], "count": 9, "save": "half", "resume": 9}
     found = measure(task, tmp_path)
     assert found["losses"] == train(packages["adamw"], batches, 18, tmp_path / "whole")[0]
@@ -39,9 +35,7 @@ def test_a_session_that_resumes_continues_bit_for_bit(
         assert phase["peak_anonymous_bytes"] >= phase["end_anonymous_bytes"] > 2**20
 
 
-def test_arm64_trains_as_python_does(
-    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
-) -> None:
+def test_arm64_trains_as_python_does(packages, batches, job, tmp_path):
     found = measure({**job, "package": packages["adamw"], "save": "cpp.ckpt"}, tmp_path, "arm64")
     losses, loss = train(packages["adamw"], batches, STEPS, tmp_path / "python.ckpt")
     np.testing.assert_allclose(found["losses"], losses, rtol=2e-6)
@@ -49,9 +43,7 @@ def test_arm64_trains_as_python_does(
     assert read_checkpoint(tmp_path / "cpp.ckpt").optimizer.step == STEPS  # type: ignore[union-attr]
 
 
-def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
-    packages: Packages, batches: list[Any], tmp_path: Path
-) -> None:
+def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(packages, batches, tmp_path):
     saved = tmp_path / "good"
     train(packages["adamw"], batches, 2, saved)
     harmful = (make(Foreign()) for make in CORRUPT.values())
@@ -72,9 +64,7 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
 
 
 @pytest.mark.parametrize("reader", fuzz_cpp.READERS)
-def test_kept_inputs_of_libfuzzer(
-    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_inputs_of_libfuzzer(reader, tmp_path, monkeypatch):
     package = fuzz_cpp.prepare(tmp_path)
     for name, value in fuzz_cpp.settings(reader, package).items():
         monkeypatch.setenv(name, value)
@@ -85,24 +75,22 @@ def test_kept_inputs_of_libfuzzer(
 
 
 @pytest.mark.skipif(cpp_kit.without_libfuzzer() is not None, reason="clang is not installed")
-def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libfuzzer_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz_cpp, "FINDINGS", tmp_path / "findings")
     assert fuzz_cpp.fuzz("schedule", tmp_path, fuzz_cpp.prepare(tmp_path), 1, keep=False) == []
 
 
-def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
+def test_the_conformance_suite_passes_under_sanitizers(suite):
     harness.passes(suite, run("conformance", suite, variant="sanitized"))
 
 
-def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
+def test_the_conformance_suite_passes_on_arm64(suite):
     done = run("conformance", suite, "--tolerance", *ARM64_CASES, variant="arm64")
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"passed {c}" for c in ARM64_CASES)])
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_self_check_passes_and_notices_a_wrong_figure(
-    steps: int, packages: Packages, tmp_path: Path
-) -> None:
+def test_the_self_check_passes_and_notices_a_wrong_figure(steps, packages, tmp_path):
     built = packages["adamw"]
     if steps > 1:
         built = tmp_path / "accumulating"
@@ -123,9 +111,7 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
     assert run("conformance", tmp_path).stdout.splitlines() == ["passed right", "passed wrong"]
 
 
-def test_code_for_the_former_api_compiles_and_trains(
-    packages: Packages, batches: list[Any], tmp_path: Path
-) -> None:
+def test_code_for_the_former_api_compiles_and_trains(packages, batches, tmp_path):
     for name, array in batches[0].items():
         array.tofile(tmp_path / f"{name}.bin")
     package = packages["adamw"]
@@ -136,9 +122,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     harness.carried_over(packages["adamw"], tmp_path)
 
 
-def test_the_guide_builds_and_trains(
-    packages: Packages, batches: list[Any], tmp_path: Path
-) -> None:
+def test_the_guide_builds_and_trains(packages, batches, tmp_path):
     """What the guide shows, as it stands there."""
     text = (ROOT / "docs" / "guides" / "cpp.md").read_text()
     blocks = dict(re.findall(r"`(CMakeLists\.txt|main\.cpp)`:\n\n```\w+\n(.*?)```", text, re.S))
@@ -157,7 +141,7 @@ def test_the_guide_builds_and_trains(
     assert output.shape == (4, 3)
 
 
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
+def test_the_benchmark_writes_every_measurement(tmp_path):
     done = run("benchmark", tmp_path, 1, 5 * 10**8, 0.01)
     assert done.returncode == 0, done.stderr
     measured = tmp_path / "measured.json"
@@ -172,7 +156,7 @@ def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_generated_header_is_that_of_the_schema(tmp_path: Path) -> None:
+def test_the_generated_header_is_that_of_the_schema(tmp_path):
     if shutil.which("flatc") is None:
         pytest.skip("there is no flatc on this machine")
     subprocess.run([KIT / "generate.sh", tmp_path], check=True)

@@ -28,7 +28,7 @@ BATCH_NORM_ACCUMULATING = Case(
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
+def test_what_an_app_may_rely_on(name, tmp_path):
     command, case = TRIED[name]
     calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
@@ -37,12 +37,12 @@ def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
     ("close", "mobilenet_batch_norm"), ("close", "step_batch_norm"),
     ("nan", "mobilenet_batch_norm"), ("nan", "step_batch_norm"), ("nan", "step_sgd_momentum"),
 ])  # fmt: skip
-def test_networks_of_the_suite(command: str, name: str, tmp_path: Path) -> None:
+def test_networks_of_the_suite(command, name, tmp_path):
     calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES)
 
 
 @pytest.mark.parametrize("name", ["threads adam", "end adam"])
-def test_two_threads_do_nothing_undefined(name: str, tmp_path: Path) -> None:
+def test_two_threads_do_nothing_undefined(name, tmp_path):
     command, case = TRIED[name]
     calls(cpp_program, command, write_job(case, tmp_path), TIMES, variant="sanitized")
 
@@ -51,7 +51,7 @@ def test_two_threads_do_nothing_undefined(name: str, tmp_path: Path) -> None:
     "case", [ACCUMULATING, BATCH_NORM_ACCUMULATING], ids=["plain", "running statistics"]
 )
 @pytest.mark.parametrize("command", ["nan", "end"])
-def test_accumulated_gradients_are_put_back(command: str, case: Case, tmp_path: Path) -> None:
+def test_accumulated_gradients_are_put_back(command, case, tmp_path):
     if command == "end":
         case = longer(case, 100_000 if case is ACCUMULATING else 64)
     calls(cpp_program, command, write_job(case, tmp_path), TIMES)
@@ -78,9 +78,7 @@ def python_says(path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["sgd", "step_sgd"])
 @pytest.mark.parametrize("kit", ["C++", "Swift"])
-def test_a_gradient_that_overflows_is_counted_as_in_python(
-    kit: str, name: str, tmp_path: Path
-) -> None:
+def test_a_gradient_that_overflows_is_counted_as_in_python(kit, name, tmp_path):
     if kit == "Swift" and (reason := swift_kit.unavailable()):
         pytest.skip(reason)
     case = CASES[name]
@@ -112,7 +110,7 @@ def let_fail(folder: Path) -> None:
     list_again(package, step_model=package.step_model)
 
 
-def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path) -> None:
+def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path):
     job = write_job(CASES["step_batch_norm"], tmp_path)
     let_fail(tmp_path / "package")
     calls(cpp_program, "fails", job, 3)
@@ -122,7 +120,7 @@ def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path
     ("command", "name"),
     [("taken", "adam"), ("reads", "adam"), ("shared", "adam"), ("shared", "step_adamw")],
 )
-def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> None:
+def test_a_state_beside_its_session(command, name, tmp_path):
     """What was taken of it remains valid, what reads it is a call, and one session steps."""
     calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES, variant="sanitized")
 
@@ -131,9 +129,7 @@ def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> 
     ("misuse", "step_adamw"), ("moved", "step_adamw"), ("pending", "accumulation"),
     ("buffer", "frozen_float16"), ("carry", "sgd_momentum"),
 ])  # fmt: skip
-def test_what_is_wrong_is_refused_and_changes_nothing(
-    command: str, name: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_refused_and_changes_nothing(command, name, tmp_path):
     (tmp_path / "other").mkdir()
     write_job(CASES["lion"], tmp_path / "other")
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
@@ -142,12 +138,12 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(("command", "name"), [
     ("void", "adam"), ("void", "step_adamw"), ("broken_off", "gru"), ("broken_off", "recommender"),
 ])  # fmt: skip
-def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
+def test_no_step_is_made_on_gradients_of_no_use(command, name, tmp_path):
     """After a training step that was skipped or that failed, by any session of the state."""
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
 
 
-def test_a_session_that_cannot_be_made_leaves_the_state_alone(tmp_path: Path) -> None:
+def test_a_session_that_cannot_be_made_leaves_the_state_alone(tmp_path):
     groups = {"optimizer": Adam(weight_decay=0.01), "groups": (GroupRule("*bias", 10.0, 0.0),)}
     for folder, case in {
         "other": CASES["lion"],
@@ -159,7 +155,7 @@ def test_a_session_that_cannot_be_made_leaves_the_state_alone(tmp_path: Path) ->
     calls(cpp_program, "free", job, 1, variant="sanitized")
 
 
-def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:
+def test_a_predictor_that_does_not_load_says_so(tmp_path):
     job = write_job(CASES["adam"], tmp_path)
     package = Package.open(tmp_path / "package")
     template = package.path / package.manifest.files.inference_template.path
@@ -168,7 +164,7 @@ def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:
     calls(cpp_program, "broken", job, 1)
 
 
-def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
+def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path):
     update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
     case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})
     calls(cpp_program, "rates", write_job(case, tmp_path), 1)

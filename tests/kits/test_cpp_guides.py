@@ -1,7 +1,6 @@
 """What the guides show of the C++ and Swift kits besides their programs compiles as it stands."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ def fragments(guide: str, language: str) -> list[str]:
     return [code for before, name, code in blocks if name == language and before[:1] != "`"]
 
 
-def test_each_guide_begins_with_the_training_loop() -> None:
+def test_each_guide_begins_with_the_training_loop():
     for name in ("cpp", "csharp", "java", "javascript", "kotlin", "swift"):
         block = re.search(r"^```\w+\n(.*?)^```$", (GUIDES / f"{name}.md").read_text(), re.M | re.S)
         assert re.search("trainBatch", block[1], re.I), name
@@ -28,7 +27,7 @@ def test_each_guide_begins_with_the_training_loop() -> None:
 
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
-def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
+def test_what_the_guides_show_in_cpp_compiles(tmp_path):
     loop, generate, signature, newer, former = fragments("cpp.md", "cpp")
     (update,) = fragments("updates.md", "cpp")
     (minimal,) = fragments("../minimal-build.md", "cpp")
@@ -41,7 +40,7 @@ def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
-def test_what_the_guides_show_in_swift_compiles(tmp_path: Path) -> None:
+def test_what_the_guides_show_in_swift_compiles(tmp_path):
     loop, generate, newer = fragments("swift.md", "swift")
     (app,) = fragments("in-the-app.md", "swift")
     (update,) = fragments("updates.md", "swift")

@@ -57,7 +57,7 @@ def save(number: float, path: Path | str, above: int, **options: object) -> tupl
 
 
 @ABOVE
-def test_a_damaged_file_never_becomes_the_save_before(above: int, tmp_path: Path) -> None:
+def test_a_damaged_file_never_becomes_the_save_before(above, tmp_path):
     path = tmp_path / "trained"
     for number in (1, 2):
         assert save(number, path, above) == ("", "")
@@ -74,7 +74,7 @@ def test_a_damaged_file_never_becomes_the_save_before(above: int, tmp_path: Path
 
 
 @ABOVE
-def test_a_file_that_another_process_damaged_replaces_nothing(above: int, tmp_path: Path) -> None:
+def test_a_file_that_another_process_damaged_replaces_nothing(above, tmp_path):
     path = tmp_path / "trained"
     for number in (1, 2):
         save(number, path, above)
@@ -83,7 +83,7 @@ def test_a_file_that_another_process_damaged_replaces_nothing(above: int, tmp_pa
     assert (value(path), value(tmp_path / "trained.previous")) == (3, 1)
 
 
-def test_the_data_file_keeps_two_regions(tmp_path: Path) -> None:
+def test_the_data_file_keeps_two_regions(tmp_path):
     path = tmp_path / "trained"
     sizes = []
     for number in range(1, 12):
@@ -94,7 +94,7 @@ def test_the_data_file_keeps_two_regions(tmp_path: Path) -> None:
     assert max(sizes) == 2 * sizes[0] == 2 * 2 * 4 * ELEMENTS
 
 
-def test_a_full_disk_leaves_nothing_in_the_data_file(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_in_the_data_file(tmp_path):
     path = tmp_path / "trained"
     save(1, path, 64)
     data = tmp_path / "trained.data"
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_nothing_in_the_data_file(tmp_path: Path) -> None:
 
 
 @ABOVE
-def test_what_killed_saves_left_is_removed(above: int, tmp_path: Path) -> None:
+def test_what_killed_saves_left_is_removed(above, tmp_path):
     path = tmp_path / "trained"
     write(path, 1)
     with subprocess.Popen(["true"]) as gone:
@@ -125,7 +125,7 @@ def test_what_killed_saves_left_is_removed(above: int, tmp_path: Path) -> None:
 
 
 @ABOVE
-def test_only_files_are_replaced(above: int, tmp_path: Path) -> None:
+def test_only_files_are_replaced(above, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(tmp_path / "socket"))
@@ -167,8 +167,8 @@ def _in_folder(lines: list[str], folder: Path) -> Iterator[tuple[str, int]]:
 @ABOVE
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EPERM"])
 def test_a_call_that_fails_leaves_the_old_file_or_says_that_the_new_one_is_there(
-    error: str, above: int, tmp_path: Path
-) -> None:
+    error, above, tmp_path
+):
     write(tmp_path / "three", 3)
     start = tmp_path / "start"
     start.mkdir()
@@ -222,7 +222,7 @@ def test_a_call_that_fails_leaves_the_old_file_or_says_that_the_new_one_is_there
     assert said["written"] == 2, said
 
 
-def test_a_data_file_that_is_cut_ends_no_reader(tmp_path: Path) -> None:
+def test_a_data_file_that_is_cut_ends_no_reader(tmp_path):
     """A file that is mapped would: the pages behind its end are not there."""
     path, data = tmp_path / "trained", tmp_path / "trained.data"
     elements = 2**22
@@ -252,7 +252,7 @@ def write_external(path: Path, array: np.ndarray) -> None:
         write_checkpoint(path, data)
 
 
-def test_a_save_waits_for_the_lock_of_the_data_file(tmp_path: Path) -> None:
+def test_a_save_waits_for_the_lock_of_the_data_file(tmp_path):
     path = tmp_path / "trained"
     for number in (1, 2):
         save(number, path, 64)
@@ -276,7 +276,7 @@ def started(words: list[str], **options: Any) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_save_in_one_file_waits_for_the_data_file_that_is_there_now(tmp_path: Path) -> None:
+def test_a_save_in_one_file_waits_for_the_data_file_that_is_there_now(tmp_path):
     path, data = tmp_path / "trained", tmp_path / "trained.data"
     save(1, path, 64)
     write(tmp_path / "source", 2)
@@ -306,7 +306,7 @@ def delayed(*words: object, call: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_save_that_fails_leaves_the_data_file_of_another_process(tmp_path: Path) -> None:
+def test_a_save_that_fails_leaves_the_data_file_of_another_process(tmp_path):
     path, data = tmp_path / "trained", tmp_path / "trained.data"
     write(tmp_path / "two", 2)
     words = delayed("trust", "keep", tmp_path / "two", path, 64, call="flock:delay_enter")
@@ -320,7 +320,7 @@ def test_a_save_that_fails_leaves_the_data_file_of_another_process(tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_save_in_one_file_leaves_the_data_file_of_a_later_save(tmp_path: Path) -> None:
+def test_a_save_in_one_file_leaves_the_data_file_of_a_later_save(tmp_path):
     path, data = tmp_path / "trained", tmp_path / "trained.data"
     save(1, path, 64)
     data.unlink()
@@ -335,7 +335,7 @@ def test_a_save_in_one_file_leaves_the_data_file_of_a_later_save(tmp_path: Path)
     assert value(path) == 3
 
 
-def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> None:
+def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path):
     path = tmp_path / "trained"
     save(1, path, 2**30)
     path.chmod(0o440)
@@ -346,7 +346,7 @@ def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kept", ["keep", "replace"])
-def test_two_processes_that_save_one_checkpoint(kept: str, tmp_path: Path) -> None:
+def test_two_processes_that_save_one_checkpoint(kept, tmp_path):
     path = tmp_path / "trained"
     write_external(path, np.zeros(100_000, np.float32))
     words = cpp_kit.command("saves", path, 64, kept)

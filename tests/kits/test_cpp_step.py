@@ -12,7 +12,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.harness import Task, contents, job_file, needs, refusal, train, with_step_model_of
+from tests.kits.harness import contents, job_file, needs, refusal, train, with_step_model_of
 from tests.packaging_tools import built_package
 
 pytestmark = needs(cpp_kit.unavailable())
@@ -44,9 +44,7 @@ def job(batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path) -> dict[str, Any
 
 
 @pytest.mark.parametrize("variant", ["native", "sanitized"])
-def test_an_app_may_ask_for_gradients_between_its_steps(
-    variant: str, batch: dict[str, np.ndarray[Any, Any]], job: Task, tmp_path: Path
-) -> None:
+def test_an_app_may_ask_for_gradients_between_its_steps(variant, batch, job, tmp_path):
     """The first call that asks for them closes the step model; nothing else changes."""
     done = run("steps", job_file(job, tmp_path), variant=variant)
     assert done.returncode == 0, done.stderr
@@ -56,7 +54,7 @@ def test_an_app_may_ask_for_gradients_between_its_steps(
     assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
 
 
-def test_an_app_that_accumulates_trains_with_two_models(job: Task, tmp_path: Path) -> None:
+def test_an_app_that_accumulates_trains_with_two_models(job, tmp_path):
     with_step = measure({**job, "accumulate": 2}, tmp_path)["losses"]
     whole = contents(tmp_path / "cpp.ckpt")
     assert measure({**job, "accumulate": 2, "step_model": False}, tmp_path)["losses"] == with_step
@@ -64,7 +62,7 @@ def test_an_app_that_accumulates_trains_with_two_models(job: Task, tmp_path: Pat
     assert whole["optimizer"][0] == 5
 
 
-def test_gradients_take_no_memory(job: Task, tmp_path: Path) -> None:
+def test_gradients_take_no_memory(job, tmp_path):
     gradients = 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS))
     peaks = [
         measure({**job, "step_model": choice}, tmp_path)["phases"]["train"]["peak_anonymous_bytes"]
@@ -77,8 +75,6 @@ def test_gradients_take_no_memory(job: Task, tmp_path: Path) -> None:
     {"optimizer": SGD()}, {"optimizer": SGD(momentum=0.9)},
     {"groups": (GroupRule("*bias", 0.1, 0.0),)},
 ])  # fmt: skip
-def test_a_step_model_of_another_optimizer_is_refused(
-    other: dict[str, Any], job: Task, tmp_path: Path
-) -> None:
+def test_a_step_model_of_another_optimizer_is_refused(other, job, tmp_path):
     with_step_model_of(build(tmp_path / "other", **other), job["package"])
     assert "code: model-mismatch" in refusal(run, job, tmp_path)

@@ -36,14 +36,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(
     not (csharp_kit.ARM64 / ".ready").is_file(), reason="Mono for ARM64 is not set up"
 )
-def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
+def test_the_conformance_suite_passes_on_arm64(suite):
     words = csharp_kit.arm64_command("conformance", suite, "--tolerance", *ARM64_CASES)
     done = ran(*words, code=None)
     passed = sorted(f"passed {case}" for case in ARM64_CASES)
     assert sorted(done.stdout.splitlines()) == passed, done.stderr[-4000:]
 
 
-def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) -> None:
+def test_the_guide_trains_with_the_nuget_package(package, tmp_path):
     """What the guide shows, as it stands there."""
     text = (csharp_kit.ROOT / "docs" / "guides" / "csharp.md").read_text()
     program, *fragments = re.findall(r"^```csharp\n(.*?)^```$", text, re.M | re.S)
@@ -70,7 +70,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
-def test_the_nuspec_is_as_its_schema_says(tmp_path: Path) -> None:
+def test_the_nuspec_is_as_its_schema_says(tmp_path):
     program = csharp_kit.compiled(tmp_path / "validate.exe", "-r:System.Xml.dll",
                                   GUIDE / "Validate.cs")  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_the_nuspec_is_as_its_schema_says(tmp_path: Path) -> None:
         assert re.search(r"<version>(.*)</version>", nuspec)[1] in project.read()  # type: ignore[index]
 
 
-def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
+def test_functions_are_where_the_header_has_them(tmp_path):
     """The kit finds the functions of OrtApi by number."""
     source = (csharp_kit.SOURCES / "OnnxRuntime.cs").read_text()
     own = {"RunSession": "Run", "errorMessage": "GetErrorMessage",
@@ -113,7 +113,7 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
     ran("gcc", "-fsyntax-only", "-I", cpp_kit.DEPENDENCIES / "include", tmp_path / "places.c")
 
 
-def test_the_library_links_no_onnx_runtime() -> None:
+def test_the_library_links_no_onnx_runtime():
     done = ran("nm", "-D", csharp_kit.core())
     assert not re.findall(r"^ +U .*(?:Ort|onnx).*$", done.stdout, re.M)
     shown = re.findall(r"T (\w+)", done.stdout)
@@ -123,17 +123,17 @@ def test_the_library_links_no_onnx_runtime() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "step_adamw"])
-def test_nothing_is_freed_under_a_call(name: str, tmp_path: Path) -> None:
+def test_nothing_is_freed_under_a_call(name, tmp_path):
     calls(program_of(csharp_kit), "dispose", write_job(TRIED[f"close {name}"][1], tmp_path), 20)
 
 
-def test_what_is_disposed_of_is_freed(tmp_path: Path) -> None:
+def test_what_is_disposed_of_is_freed(tmp_path):
     case = Case(lambda: zoo.mlp((400, 800, 3)), lambda random, size: [
         random.random((size, 400), np.float32), random.integers(0, 3, size)])  # fmt: skip
     calls(program_of(csharp_kit), "leaks", write_job(case, tmp_path), 20)
 
 
-def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None:
+def test_an_app_checks_a_signature_itself(package, tmp_path):
     copy = shutil.copytree(package, tmp_path / "package")
     assert "code: not-signed" in run("signature", copy, "right").stderr
     (copy / "manifest.sig").write_bytes(bytes(64))
@@ -142,7 +142,7 @@ def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None
     assert "InvalidOperationException: no key" in run("signature", copy, "throws").stderr
 
 
-def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
+def test_an_adapter_is_taken_over_by_its_names(tmp_path):
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
     package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
     trained = read_checkpoint(package.path / "checkpoint")

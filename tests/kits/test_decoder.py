@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize(("variant", "package"), [
     ("native", PLAIN), ("sanitized", PLAIN), ("native", TIED),
 ], indirect=["package"])  # fmt: skip
-def test_cpp(variant: str, package: Package, batch: Batch, tmp_path: Path) -> None:
+def test_cpp(variant, package, batch, tmp_path):
     """Both forms hold what Python's do, and each reads the other's."""
     train(package.path, [batch], 3, tmp_path / "python.ckpt")
     state = CheckpointState.load_checkpoint(tmp_path / "python.ckpt")
@@ -126,7 +125,7 @@ def test_cpp(variant: str, package: Package, batch: Batch, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
-def test_cpp_refuses_what_is_no_adapter(package: Package, tmp_path: Path) -> None:
+def test_cpp_refuses_what_is_no_adapter(package, tmp_path):
     good, state = tmp_path / "good", CheckpointState.load_checkpoint(package.checkpoint)
     good.mkdir()
     for form in FORMS:
@@ -161,9 +160,7 @@ def saved_by_node(package: Package, targets: list[Path], _folder: Path) -> list[
     for saved, kit in ((saved_by_cpp, cpp_kit), (saved_by_kotlin, kotlin_kit),
                        (saved_by_node, javascript))
 ])  # fmt: skip
-def test_a_save_replaces_adapters_and_nothing_else(
-    saved: Callable[[Package, list[Path], Path], list[str]], package: Package, tmp_path: Path
-) -> None:
+def test_a_save_replaces_adapters_and_nothing_else(saved, package, tmp_path):
     """A save replaces what a kit or Python wrote, also in part, and loses no other file."""
     state, good = CheckpointState.load_checkpoint(package.checkpoint), tmp_path / "good"
     good.mkdir()
@@ -244,7 +241,7 @@ def crafted(good: Path, folder: Path) -> dict[Path, str]:
     return found
 
 
-def test_a_state_is_read_at_each_call(package: Package, batch: Batch) -> None:
+def test_a_state_is_read_at_each_call(package, batch):
     """A Module that is made after the state was added moves its parameters."""
     state = CheckpointState.load_checkpoint(package.checkpoint)
     generator = Generator(package)
@@ -273,7 +270,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     for kit in (csharp_kit, swift_kit, kotlin_kit)
 ])  # fmt: skip
 @pytest.mark.parametrize("package", [PLAIN, TIED], indirect=True)
-def test_generation(kit: Any, package: Package, batch: Batch, tmp_path: Path) -> None:
+def test_generation(kit, package, batch, tmp_path):
     """A kit makes the tokens that Python makes, drawn ones too, of one decoder and its adapters."""
     trained, prompt = tmp_path / "trained.ckpt", [*range(3, 8), VOCABULARY - 1]
     train(package.path, [batch], 3, trained)
@@ -324,7 +321,7 @@ def test_generation(kit: Any, package: Package, batch: Batch, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
-def test_kotlin(package: Package, batch: Batch, tmp_path: Path) -> None:
+def test_kotlin(package, batch, tmp_path):
     """A training's adapter has the bytes of Python's; of a bad one no parameter is taken."""
     data = kotlin_kit.save_batch(tmp_path, **batch)
     task = {"package": package.path, "data": data, "rate": 0.01}
@@ -362,7 +359,7 @@ def diverged(package: Package, path: Path) -> Path:
     return path.with_suffix(".onnx_adapter")
 
 
-def test_a_diverged_adapter_gives_no_tokens(package: Package, tmp_path: Path) -> None:
+def test_a_diverged_adapter_gives_no_tokens(package, tmp_path):
     generator, state = Generator(package), CheckpointState.load_checkpoint(package.checkpoint)
     with pytest.raises(OdtpackError, match="diverged"):
         generator.add_adapter("it", diverged(package, tmp_path / "nan"))
@@ -389,7 +386,7 @@ def drawn_by_python() -> list[int]:
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
-def test_kotlin_draws_of_odd_logits() -> None:
+def test_kotlin_draws_of_odd_logits():
     assert json.loads(kotlin_kit.run("draws", json.dumps(ODD))) == drawn_by_python()
 
 
@@ -445,7 +442,7 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
 @pytest.mark.parametrize(
     ("name", "longest"), [(PLAIN, 20), (TIED, 20), ("optimum-llama-tied-past", 40)]
 )
-def test_node(name: str, longest: int, batch: Batch, tmp_path: Path) -> None:
+def test_node(name, longest, batch, tmp_path):
     """Node trains, writes and generates in one process; the tokens are those of Python."""
     package = built(name, tmp_path / "package")
     batch["input_ids"].tofile(tmp_path / "ids.bin")
@@ -480,7 +477,7 @@ def test_node(name: str, longest: int, batch: Batch, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
-def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
+def test_the_guides_code_generates(package, tmp_path):
     """What the guide for JavaScript shows, before anything was learned."""
     (code,) = re.findall(r"^```js\n(import { Generator.*?)^```$", GUIDE.read_text(), re.M | re.S)
     kit = (javascript.KIT / "dist" / "index.js").as_uri()

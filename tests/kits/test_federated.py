@@ -38,9 +38,7 @@ def arrays(path: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in {**data.trainable, **data.frozen}.items()}
 
 
-def test_checkpoints_of_kotlin_and_javascript_average_with_pythons(
-    package: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_of_kotlin_and_javascript_average_with_pythons(package, tmp_path):
     """Python trains a second time for each kit, on its version of ONNX Runtime."""
     sent: dict[str, list[tuple[Path, int]]] = {"kits": [], "python": []}
     for client, (kit, where) in enumerate(

@@ -55,7 +55,7 @@ def check(project: Path, words: Sequence[str]) -> None:
 
 @each_example
 @pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
-def test_in_node(project: Path) -> None:
+def test_in_node(project):
     modules = project / "node_modules"
     modules.mkdir()
     (modules / "odtpack").symlink_to(javascript.KIT)
@@ -79,7 +79,7 @@ def kotlin_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @each_example
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
-def test_on_the_jvm(kotlin_loops: Path, project: Path, name: str) -> None:
+def test_on_the_jvm(kotlin_loops, project, name):
     path = os.pathsep.join([str(kotlin_loops), kotlin_kit.class_path()])
     main = f"example{EXAMPLES.index(name)}.TrainKt"
     check(project, ["java", *kotlin_kit.OPTIONS, "-cp", path, main, str(STEPS)])
@@ -99,5 +99,5 @@ def swift_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @each_example
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
-def test_in_swift(swift_loops: Path, project: Path, name: str) -> None:
+def test_in_swift(swift_loops, project, name):
     check(project, swift_kit.command(swift_loops / f"run-{name}", STEPS))

@@ -19,13 +19,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.kits
 @pytest.mark.parametrize("kit", hostile_kits.KITS)
-def test_the_corpus(corpus: Path, kit: str) -> None:
+def test_the_corpus(corpus, kit):
     found = lines_of(hostile_kits.hostile_command(kit), "hostile", corpus)
     assert wrong_decisions(corpus / INDEX, kit, found) == []
 
 
 @pytest.mark.kits
 @pytest.mark.parametrize("kit", hostile_kits.KITS)
-def test_damaged_files(kit: str, tmp_path: Path) -> None:
+def test_damaged_files(kit, tmp_path):
     command = hostile_kits.hostile_command(kit)
     assert disagreements(command, COMPARED, seed=1, work=tmp_path) == []

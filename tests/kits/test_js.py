@@ -6,13 +6,12 @@ the wheel of the same version in a folder of its own, and comparisons to the bit
 
 import re
 import statistics
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import Packages, Saved, contents, needs
+from tests.kits.harness import contents, needs
 from tests.kits.javascript import KIT, NODE, node, train
 from tests.kits.js_fixtures import guide_code
 from tests.programs import ran
@@ -22,14 +21,14 @@ packages, batch, suite = js_fixtures.packages, js_fixtures.batch, js_fixtures.su
 digits_package = js_fixtures.digits_package
 
 
-def test_node_passes_the_conformance_suite_to_the_bit(suite: Path, npm: Path) -> None:
+def test_node_passes_the_conformance_suite_to_the_bit(suite, npm):
     results = node("suite.mjs", suite, "exact", kit=npm / "odtpack")
     assert len(results) >= 50
     # A number is the largest difference; where the suite asks for the same bits it is 0.
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
 
 
-def test_node_does_not_grow_over_thirty_thousand_steps(packages: Packages, batch: Saved) -> None:
+def test_node_does_not_grow_over_thirty_thousand_steps(packages, batch):
     task = {"package": packages["adamw"], "data": batch, "steps": 30_000}
     resident = train(task, "node", collect=True)["resident"]
     # The first third warms up caches and the compiler. What leaks grows in both that follow, by
@@ -38,11 +37,11 @@ def test_node_does_not_grow_over_thirty_thousand_steps(packages: Packages, batch
     assert min(ends[1] - ends[0], ends[2] - ends[1]) < 2e6, resident
 
 
-def test_units() -> None:
+def test_units():
     ran(NODE, "--test", "test/", cwd=KIT)
 
 
-def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
+def test_the_guides_code_for_node_trains(digits_package, tmp_path):
     code, _, loop, update = guide_code()
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 320)
@@ -78,7 +77,7 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
     assert contents(tmp_path / "trained-2.ckpt") == contents(tmp_path / "trained.ckpt")
 
 
-def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path) -> None:
+def test_code_for_onnxruntime_training_runs_as_it_was(digits_package):
     """The calls of the old API, with the files of a package."""
     found = node("former.mjs", digits_package)
     assert found["names"] == [["input", "labels"], ["loss", "output"]]

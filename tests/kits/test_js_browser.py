@@ -18,7 +18,7 @@ from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import Packages, Saved, Task, needs
+from tests.kits.harness import Task, needs
 from tests.kits.javascript import train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
@@ -61,9 +61,7 @@ def trained_as_in_python(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_chromium_trains_as_python_does(
-    threads: int, packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
-) -> None:
+def test_chromium_trains_as_python_does(threads, packages, batch, browsers, tmp_path):
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
     found = in_browser(browsers, task, tmp_path, query=f"?threads={threads}")
@@ -75,7 +73,7 @@ def test_chromium_trains_as_python_does(
     trained_as_in_python(found, wanted, task, tmp_path)
 
 
-def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -> None:
+def test_chromium_trains_segment_by_segment(browsers, tmp_path):
     model = write_model(SHAPES["small"], tmp_path / "model")
     package = built(model, tmp_path / "package", base="int4")
     task = {"package": package, "batches": three_lengths(tmp_path), "steps": 7, "rate": 0.01}
@@ -85,7 +83,7 @@ def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -
     trained_as_in_python(found, wanted, task, tmp_path)
 
 
-def test_chromium_writes_an_adapter_and_generates(browsers: Browser, tmp_path: Path) -> None:
+def test_chromium_writes_an_adapter_and_generates(browsers, tmp_path):
     package = built_decoder("genai-qwen2-int4", tmp_path / "package")
     ids = np.random.default_rng(1).integers(0, 128, (2, 12))
     task = {"package": package.path, "data": javascript.save_batch(tmp_path, input_ids=ids),
@@ -99,9 +97,7 @@ def test_chromium_writes_an_adapter_and_generates(browsers: Browser, tmp_path: P
     assert wanted != [*generator.generate(task["prompt"], max_tokens=9)]
 
 
-def test_chromium_does_not_grow_with_steps(
-    packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
-) -> None:
+def test_chromium_does_not_grow_with_steps(packages, batch, browsers, tmp_path):
     task = {"package": packages["adamw"], "data": batch, "steps": 2001, "rate": 0.001}
     held = in_browser(browsers, {**task, "measure": [500, 1250, 2000]}, tmp_path)["held"]
     wasm, heap = zip(*held, strict=True)
@@ -128,9 +124,7 @@ def in_browser(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_chromium_passes_the_conformance_suite(
-    threads: int, suite: Path, npm: Path, browsers: Browser
-) -> None:
+def test_chromium_passes_the_conformance_suite(threads, suite, npm, browsers):
     kit = {"odtpack": npm / "odtpack" / "dist", "flatbuffers": npm / "flatbuffers" / "mjs"}
     with web.serve({**web.FOLDERS, **kit, "suite": suite}) as address:
         web.open_kit(browsers, f"{address}?threads={threads}")
@@ -139,7 +133,7 @@ def test_chromium_passes_the_conformance_suite(
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
 
 
-def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> None:
+def test_the_benchmark_measures_arithmetic_in_a_browser(browsers):
     with web.serve(web.FOLDERS) as address:
         web.open_kit(browsers, f"{address}?threads=1")
         code = "kit.benchmark({ ort, memoryLimit: 500_000_000 }).then(JSON.stringify)"
@@ -149,9 +143,7 @@ def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> No
 
 
 @pytest.mark.parametrize("module", ["ort.webgpu.min.mjs", "ort.all.min.mjs"])
-def test_webgpu_trains_right_or_is_refused(
-    module: str, packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
-) -> None:
+def test_webgpu_trains_right_or_is_refused(module, packages, batch, browsers, tmp_path):
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train(task, "python")["losses"]
     browsers.console.clear()
@@ -165,7 +157,7 @@ def test_webgpu_trains_right_or_is_refused(
         np.testing.assert_allclose(found["losses"], wanted, rtol=1e-4)
 
 
-def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Browser) -> None:
+def test_the_guides_code_for_a_browser_trains(digits_package, browsers):
     (imports,) = re.findall(r"^```html\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
     page = f"<!doctype html><title></title>{imports}<script type=module>{guide_code()[1]}</script>"
     with web.serve({**web.FOLDERS, "package": digits_package}, page) as address:
@@ -179,7 +171,7 @@ def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Br
 
 
 @pytest.mark.parametrize("network", NETWORKS[:3])
-def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path) -> None:
+def test_webgpu_holds_a_training(network, browsers, tmp_path):
     folder = package_of(network, "webgpu", tmp_path)
     package = Package.open(folder)
     arrays = gpu.batch_of(package, 2, other=4)
@@ -214,7 +206,7 @@ def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path
 
 
 @pytest.mark.parametrize("network", TRIED)
-def test_webgpu_trains_all_networks(network: str, browsers: Browser, tmp_path: Path) -> None:
+def test_webgpu_trains_all_networks(network, browsers, tmp_path):
     """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
     gradients: dict[str, np.ndarray] = {}
     for target in ("webgpu-sgd", "webgpu"):
@@ -267,9 +259,7 @@ def test_webgpu_trains_all_networks(network: str, browsers: Browser, tmp_path: P
 
 
 @pytest.mark.parametrize("provider", ["wasm", "webgpu"])
-def test_a_pool_that_stores_positions_trains(
-    provider: str, browsers: Browser, tmp_path: Path
-) -> None:
+def test_a_pool_that_stores_positions_trains(provider, browsers, tmp_path):
     model = zoo.cnn(size=8, width=(4, 8))
     pool = next(node for node in model.graph.node if node.op_type == "MaxPool")
     del pool.attribute[:]

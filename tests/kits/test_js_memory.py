@@ -1,8 +1,6 @@
 """What reading a hostile checkpoint takes in Node: the bound of docs/threat-model.md."""
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,9 +44,7 @@ def properties(count: int) -> bytes:
     (many_tensors, COUNT, COUNT), (states, COUNT // 2, COUNT // 2), (properties, COUNT, 0),
     (shared_table, 3 * COUNT, "checkpoint-corrupt"),
 ])  # fmt: skip
-def test_reading_takes_memory_in_proportion_to_the_file(
-    make: Callable[[int], bytes], count: int, outcome: int | str, tmp_path: Path
-) -> None:
+def test_reading_takes_memory_in_proportion_to_the_file(make, count, outcome, tmp_path):
     small, file = tmp_path / "small", tmp_path / "file"
     small.write_bytes(written(plain()))
     file.write_bytes(make(count))

@@ -3,10 +3,8 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
 from benchmarks.decoder.model import Shape, write_model
 from odtpack_runtime import CheckpointState, OdtpackError, load_adapter, save_adapter
@@ -18,7 +16,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript, test_segments
-from tests.kits.harness import Packages, contents, needs
+from tests.kits.harness import contents, needs
 from tests.kits.javascript import node, save_batch, train
 from tests.kits.test_segments import built
 
@@ -27,9 +25,7 @@ FORMS = ("it.onnx_adapter", "peft")
 packages, batches = test_segments.packages, test_segments.batches
 
 
-def test_gradients_of_several_batches_make_a_step(
-    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_gradients_of_several_batches_make_a_step(packages, batches, tmp_path):
     model = packages["int4"].parent / "model"
     package = built(model / "model.onnx", tmp_path / "package", base="int4", accumulation_steps=2)
     task = {"package": package, "batches": batches, "steps": 4, "rate": 0.01, "accumulate": 2}
@@ -39,9 +35,7 @@ def test_gradients_of_several_batches_make_a_step(
     assert contents(tmp_path / "node") == contents(tmp_path / "python")
 
 
-def test_adapters_are_written_and_read_as_python_does(
-    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_adapters_are_written_and_read_as_python_does(packages, batches, tmp_path):
     """Each reads what the other wrote; damaged ones are refused alike and change nothing."""
     task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
     train({**task, "save": tmp_path / "python.ckpt"}, "python")
@@ -115,9 +109,7 @@ def damage(good: Path, bad: Path) -> None:
     adapter._write_safetensors(bad / "half" / TENSORS, dict(zip(tensors, bits, strict=True)))
 
 
-def test_weights_of_one_segment_are_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_one_segment_are_in_memory(tmp_path, monkeypatch):
     """Beside what the plan counts there are Node's own, and what its collector finds later."""
     for variable, value in child_environment().items():  # what is freed goes back at once
         monkeypatch.setenv(variable, value)

@@ -30,13 +30,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("sessions") / "package")
 
 
-def test_sessions_in_node() -> None:
+def test_sessions_in_node():
     js_stress.js(TIMES)
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_sessions_in_a_browser() -> None:
+def test_sessions_in_a_browser():
     js_stress.chromium(TIMES)
 
 
@@ -62,32 +62,30 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "code"), {"skipped": "NaN", "failed": "run-failed", "shared": "NaN"}.items()
 )
-def test_gradients_of_a_step_that_is_void_are_never_used(
-    kind: str, code: str, found: dict[str, Any]
-) -> None:
+def test_gradients_of_a_step_that_is_void_are_never_used(kind, code, found):
     """Nor by another session of the state; optimizer steps count again after a good one."""
     steps = 2 if kind == "shared" else 1
     assert found[kind] == [code, True, True, steps, True, steps + 1]
 
 
-def test_a_buffer_with_a_value_beyond_float16_changes_nothing(found: dict[str, Any]) -> None:
+def test_a_buffer_with_a_value_beyond_float16_changes_nothing(found):
     assert found["narrow"] == ["value-out-of-range", True]
 
 
-def test_a_reset_begins_the_count_of_batches_again(found: dict[str, Any]) -> None:
+def test_a_reset_begins_the_count_of_batches_again(found):
     assert found["counts"] == [0, 1, 1]
 
 
-def test_one_batch_is_no_step_of_several(found: dict[str, Any]) -> None:
+def test_one_batch_is_no_step_of_several(found):
     assert found["single"] == "step-of-several"
 
 
-def test_a_rate_that_was_set_stays_where_no_step_is_made(found: dict[str, Any]) -> None:
+def test_a_rate_that_was_set_stays_where_no_step_is_made(found):
     follows, kept, after = found["rates"]
     assert (kept, after < follows) == (0.5, True)
 
 
-def test_the_schedule_that_the_package_proposes(found: dict[str, Any]) -> None:
+def test_the_schedule_that_the_package_proposes(found):
     assert found["proposed"] == [True, False]
     schedule = json.loads(found["schedule"])
     assert schedule == {"kind": "cosine", "initial_lr": 0.05, "warmup_steps": 2, "floor": 0.1,
@@ -96,20 +94,20 @@ def test_the_schedule_that_the_package_proposes(found: dict[str, Any]) -> None:
     assert found["rates"][0] == np.float32(0.05 * cosine.factor(3))
 
 
-def test_a_session_that_cannot_be_made_leaves_its_state_alone(found: dict[str, Any]) -> None:
+def test_a_session_that_cannot_be_made_leaves_its_state_alone(found):
     refused = ["model-mismatch", "optimizer-mismatch", True, "optimizer-mismatch"]
     assert found["states"] == [*refused, "number"]  # the session before goes on
     assert found["elsewhere"] == ["unsupported-device", True]
     assert found["files"] == [None, "model-not-found", None]
 
 
-def test_the_class_of_the_highest_score_is_that_of_numpy(found: dict[str, Any]) -> None:
+def test_the_class_of_the_highest_score_is_that_of_numpy(found):
     rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]])
     right = rows.argmax(axis=1)
     assert found["accuracies"] == [(right == label).mean() for label in range(3)]
 
 
-def test_wrong_arguments_are_errors_of_the_kit(found: dict[str, Any]) -> None:
+def test_wrong_arguments_are_errors_of_the_kit(found):
     assert found["wrong"] == {}
     assert found["lists"] == ["number"]
     array, failed = found["said"]
@@ -134,7 +132,7 @@ SECRETS = """(async () => {
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_a_package_fetches_nothing_outside_of_its_folder(package: Path, tmp_path: Path) -> None:
+def test_a_package_fetches_nothing_outside_of_its_folder(package, tmp_path):
     """Addresses that mean more than a name are refused, and signs in names are names."""
     outside = (
         "%2e%2e/secret", ".%2e/secret", " ../secret", " /secret", "\t/secret", "..\\secret",

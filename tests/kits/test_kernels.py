@@ -54,9 +54,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made_once(tmp_path_factory, f"native-{request.param}", built), batch(model, 8), same
 
 
-def test_the_conformance_suite_without_kernels(
-    native: Any, suite: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_conformance_suite_without_kernels(native, suite, monkeypatch):
     """With them it is in the whole suite, to the same bits."""
     monkeypatch.setenv(VARIABLE, "0")
     names = ("native_adamw", "native_sgd")
@@ -73,9 +71,7 @@ def losses_of_steps(package: Path, arrays: tuple[Any, ...]) -> list[float]:
     return [loss_of(optimizer.step_on(*arrays)) for _ in range(STEPS)]
 
 
-def test_a_session_takes_kernels_by_itself(
-    native: Any, case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_takes_kernels_by_itself(native, case, tmp_path, monkeypatch):
     package, arrays, same = case
     names = [each.name for each in Package.open(package).manifest.inputs]
     saved = save_batch(tmp_path / "batch", dict(zip(names, arrays, strict=True)))

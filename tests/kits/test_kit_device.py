@@ -47,9 +47,7 @@ def library() -> str:
     [("cpp", "mlp", True), ("cpp", "cnn", False), ("cpp", "decoder", False),
      ("csharp", "mlp", True), ("swift", "mlp", True)],
 )  # fmt: skip
-def test_trains_on_the_device_as_on_the_processor(
-    kit: str, network: str, plain: bool, packages: Path, tmp_path: Path
-) -> None:
+def test_trains_on_the_device_as_on_the_processor(kit, network, plain, packages, tmp_path):
     if KITS[kit].unavailable() is not None:
         pytest.skip(str(KITS[kit].unavailable()))
     folder = package_of(network, "webgpu", packages)
@@ -93,7 +91,7 @@ def test_trains_on_the_device_as_on_the_processor(
 
 
 @pytest.mark.parametrize("network", TRIED)
-def test_gradients_and_steps_of_all_networks(network: str, packages: Path, tmp_path: Path) -> None:
+def test_gradients_and_steps_of_all_networks(network, packages, tmp_path):
     """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
     folder = package_of(network, "webgpu-sgd", packages)
     package, good = Package.open(folder), gpu.first_batch(folder.parent)
@@ -132,7 +130,7 @@ def test_gradients_and_steps_of_all_networks(network: str, packages: Path, tmp_p
                 assert gpu.settled(after[0][name], after[1][name], gradient) <= gpu.BAR, name
 
 
-def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> None:
+def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path):
     """Without a save before it, which would bring the values from the device."""
     build = {"runtime": "webgpu", "adapter": AdapterSpec("lora", ("fc1*",), (), 2, 4.0)}
     package = built_package(zoo.mlp((16, 12, 4)), tmp_path / "package", **build)
@@ -159,7 +157,7 @@ def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> N
         np.testing.assert_allclose(theirs[name], array, atol=1e-3)
 
 
-def test_what_is_no_plug_in_is_refused(packages: Path, tmp_path: Path) -> None:
+def test_what_is_no_plug_in_is_refused(packages, tmp_path):
     package, path = package_of("mlp", "webgpu", packages), tmp_path / "job.json"
     job = {"package": package, "device": {"library": __file__}, "steps": []}
     path.write_text(json.dumps(job, default=str))

@@ -19,7 +19,7 @@ from odtpack_runtime.session.native import VARIABLE
 from tests import native_library
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
-from tests.kits.harness import Packages, Saved, needs
+from tests.kits.harness import needs
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
@@ -30,15 +30,13 @@ packages, batch = harness.packages, harness.batch
 suite = harness.suite_on(kotlin_kit)
 
 
-def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
+def test_the_conformance_suite_passes_to_the_bit(suite):
     """Vectors of the same version of ONNX Runtime, run on the published jar."""
     harness.passes(suite, ran(*kotlin_kit.command("conformance", suite)))
 
 
 @pytest.mark.parametrize("kind", ["of the reference", "with digests", "with moments"])
-def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
-    kind: str, tmp_path: Path
-) -> None:
+def test_many_empty_tensors_take_memory_in_proportion_to_the_file(kind, tmp_path):
     """Ten times the file and 64 MiB, as the threat model promises for readers."""
     path, count = tmp_path / "ck", 300_000
     nothing = np.zeros(0, np.float32)
@@ -58,9 +56,7 @@ def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
 
 
 @pytest.mark.parametrize("name", ["transformer", "product"])
-def test_native_kernels_are_those_of_python(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_native_kernels_are_those_of_python(name, tmp_path, monkeypatch):
     library = native_library.library()
     factory, options, same = KERNELS[name]
     model, package = factory(), tmp_path / "package"
@@ -80,13 +76,13 @@ def test_native_kernels_are_those_of_python(
         train({**task, "kernels": tmp_path / "missing.so"}, "kotlin")
 
 
-def test_a_package_needs_none_of_the_kernels(packages: Packages, batch: Saved) -> None:
+def test_a_package_needs_none_of_the_kernels(packages, batch):
     task = {"package": packages["adamw"], "data": batch, "steps": 3, "rate": 0.003}
     with_library = train({**task, "kernels": native_library.library()}, "kotlin")
     assert with_library["losses"] == train(task, "kotlin")["losses"]
 
 
-def test_memory_does_not_grow_over_10_000_steps(packages: Packages, batch: Saved) -> None:
+def test_memory_does_not_grow_over_10_000_steps(packages, batch):
     task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
     resident = train(task, "kotlin")["resident"]
     # The second half against its start; the first warms up caches and the compiler.
@@ -102,9 +98,7 @@ def java(sources: list[Path], target: Path, name: str, *arguments: object) -> st
     return finish([*words, *map(str, arguments)])
 
 
-def test_code_for_the_former_java_api_runs(
-    packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
+def test_code_for_the_former_java_api_runs(packages, batch, tmp_path):
     package = packages["adamw"]
     image = next(iter(batch.values()))
     files = [image["file"], batch["labels"]["file"]]
@@ -128,7 +122,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_the_kit_compiles_against_android(tmp_path: Path) -> None:
+def test_the_kit_compiles_against_android(tmp_path):
     """Android's API first, then ONNX Runtime's classes: those of onnxruntime-android where the
     repository has it, otherwise those of the JVM's jar, which are made of the same sources."""
     archive = kotlin_kit.BUILD / "android" / "classes.jar"
@@ -141,7 +135,7 @@ def test_the_kit_compiles_against_android(tmp_path: Path) -> None:
     assert (tmp_path / "org" / "odtpack" / "OrtTrainingSession.class").is_file()
 
 
-def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
+def test_the_android_sample_compiles_against_android(compiled):
     names = {path.name for path in compiled.rglob("*.class")}
     assert {"TrainingJob.class", "SampleApplication.class"} <= names
     manifest = (ROOT / "examples" / "android" / "AndroidManifest.xml").read_text()
@@ -149,7 +143,7 @@ def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
         assert f"{name}.class" in names
 
 
-def test_the_guide_compiles_and_trains(packages: Packages, compiled: Path, tmp_path: Path) -> None:
+def test_the_guide_compiles_and_trains(packages, compiled, tmp_path):
     """What the guide shows, as it stands there, twice: the second time it goes on."""
     harness.write_assets(tmp_path, packages["adamw"])
     words = ["java", *kotlin_kit.OPTIONS, "-cp", kotlin_kit.class_path(compiled), "MainKt"]
@@ -191,7 +185,7 @@ typealias Batches = Iterator<Map<String, OnnxTensorLike>>
 """
 
 
-def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
+def test_the_pieces_of_the_guides_compile(tmp_path):
     program = IMPORTS
     left = dict(SNIPPETS)
     for guide in sorted((ROOT / "docs" / "guides").glob("*.md")):
@@ -209,7 +203,7 @@ def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "PiecesKt.class").is_file()
 
 
-def test_a_signature_is_checked(packages: Packages, tmp_path: Path) -> None:
+def test_a_signature_is_checked(packages, tmp_path):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -230,7 +224,7 @@ LATER = {"OrtTrainingSession", "OrtTrainingSession$Companion", "OrtCheckpointSta
          "OrtCheckpointState$Companion", "FilesKt"}  # fmt: skip
 
 
-def test_the_kit_needs_only_what_android_24_has() -> None:
+def test_the_kit_needs_only_what_android_24_has():
     """Classes of Java 8, where those of java.nio.file are absent from Android before 26."""
     lines = finish(["jdeps", "-v", "--multi-release", "base", "-cp", kotlin_kit.class_path(),
                     str(kotlin_kit.CLASSES)]).splitlines()  # fmt: skip

@@ -53,9 +53,7 @@ def save(path: object, above: int, *saves: object) -> list[str]:
 
 
 @pytest.mark.parametrize("above", [INSIDE, OUTSIDE])
-def test_a_damaged_file_never_replaces_the_save_before_whatever_it_is_called(
-    above: int, tmp_path: Path
-) -> None:
+def test_a_damaged_file_never_replaces_the_save_before_whatever_it_is_called(above, tmp_path):
     path = tmp_path / "ck"
     write(path, 1)
     assert save(path, above, path, path) == ["written"] * 2
@@ -80,7 +78,7 @@ def test_a_damaged_file_never_replaces_the_save_before_whatever_it_is_called(
     assert number(before) == 8
 
 
-def test_the_data_file_holds_two_regions_however_often_is_saved(tmp_path: Path) -> None:
+def test_the_data_file_holds_two_regions_however_often_is_saved(tmp_path):
     path = tmp_path / "ck"
     write(path, 1)
     assert save(path, OUTSIDE, *[path] * 40) == ["written"] * 40
@@ -93,7 +91,7 @@ def test_the_data_file_holds_two_regions_however_often_is_saved(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("above", [INSIDE, OUTSIDE])
-def test_two_processes_save_one_checkpoint(above: int, tmp_path: Path) -> None:
+def test_two_processes_save_one_checkpoint(above, tmp_path):
     path = tmp_path / "ck"
     state = CheckpointData({"p": np.full(50_000, 1, np.float32)}, {}, properties={"number": 1})
     write_checkpoint(path, state)
@@ -110,7 +108,7 @@ def test_two_processes_save_one_checkpoint(above: int, tmp_path: Path) -> None:
         assert (tmp_path / "ck.data").stat().st_size == 2 * 4 * 50_000
 
 
-def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_not_replaced(tmp_path):
     path, pipe = tmp_path / "ck", tmp_path / "pipe"
     write(path, 1)
     os.mkfifo(pipe)
@@ -128,7 +126,7 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
     assert Path(".data") not in set(Path().iterdir()) - here
 
 
-def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_data_file_as_it_was(tmp_path):
     path = tmp_path / "ck"
     write(path, 1)
     assert save(path, OUTSIDE, path) == ["written"]
@@ -151,9 +149,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("above", [INSIDE, OUTSIDE])
-def test_every_fault_of_a_save_leaves_a_whole_checkpoint(
-    fault: str, above: int, tmp_path: Path
-) -> None:
+def test_every_fault_of_a_save_leaves_a_whole_checkpoint(fault, above, tmp_path):
     """The old one, or the new one with the word that it may not survive; and nothing else."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
@@ -199,7 +195,7 @@ ORDERS = {
 
 @pytest.mark.skipif(STRACE is None, reason="strace records the calls")
 @pytest.mark.parametrize("name", kit_paths("Kotlin"))
-def test_what_a_power_cut_leaves_of_a_save(name: str, tmp_path: Path) -> None:
+def test_what_a_power_cut_leaves_of_a_save(name, tmp_path):
     """The old save or the new one whole in each state, and only the new one after success."""
     calls, start = recorded_kit("Kotlin", name, tmp_path)
     words = order(calls)

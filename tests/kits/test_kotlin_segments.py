@@ -16,7 +16,7 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit, test_segments
-from tests.kits.harness import Packages, Task, needs
+from tests.kits.harness import Task, needs
 from tests.kits.kotlin_kit import OPTIONS, command, save_batch
 from tests.kits.test_segments import built, pages_of
 
@@ -25,7 +25,7 @@ pytestmark = needs(kotlin_kit.unavailable())
 LARGER = Shape("larger", 3, 256, 4, 2, 704, 2000)
 
 
-def test_weights_stay_clean_pages_of_their_file(packages: Packages, tmp_path: Path) -> None:
+def test_weights_stay_clean_pages_of_their_file(packages, tmp_path):
     """Nothing is copied: not a byte of the mapping is the process's own."""
     package = packages["float32"]
     subprocess.run(["sync", package / "segments.weights"], check=True)
@@ -48,7 +48,7 @@ def test_weights_stay_clean_pages_of_their_file(packages: Packages, tmp_path: Pa
     assert (clean, figures["Anonymous"]) == (figures["Rss"], 0)
 
 
-def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
+def test_the_plan_is_what_an_app_needs(tmp_path):
     """In a first life with an evaluation and a save, and a second one that resumes."""
     package = built(write_model(LARGER, tmp_path / "model"), tmp_path / "package", base="int4")
     opened = Package.open(package)

@@ -103,7 +103,7 @@ ROUNDS = {"close": "closed true", "busy": "busy true", "nan": "NaN,loss-not-fini
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("kind", ROUNDS)
-def test_again_and_again(kind: str, name: str, app: App) -> None:
+def test_again_and_again(kind, name, app):
     """Close during a step, two threads at once, a NaN in a batch, use after close."""
     task = {"package": app.packages[name], "batches": app.batches["pictures"],
             "calls": [*CALLS, "save", "rate", "linear"]}  # fmt: skip
@@ -112,7 +112,7 @@ def test_again_and_again(kind: str, name: str, app: App) -> None:
     assert lines == [ROUNDS[kind]] * TIMES
 
 
-def test_every_call_after_close_is_closed_and_the_state_remains(app: App) -> None:
+def test_every_call_after_close_is_closed_and_the_state_remains(app):
     actions = [{"do": "batch"}, app.save("before")]
     actions += calls("close", *CALLS, "close", path=app.folder / "no")
     actions += [app.save("no"), {"do": "rate", "rate": "0.1"},
@@ -125,7 +125,7 @@ def test_every_call_after_close_is_closed_and_the_state_remains(app: App) -> Non
     assert app.same("after", "before")
 
 
-def test_a_thread_that_is_interrupted_saves_and_loads(app: App) -> None:
+def test_a_thread_that_is_interrupted_saves_and_loads(app):
     """An executor that is shut down interrupts its threads, which then save what they trained."""
     save, interrupt = app.save("it"), {"do": "interrupt"}
     files = (save, {**save, "do": "load"}, app.save("it.onnx", do="export"), *calls("predict"))
@@ -136,12 +136,12 @@ def test_a_thread_that_is_interrupted_saves_and_loads(app: App) -> None:
     assert (app.folder / "it.onnx").is_file()
 
 
-def test_an_input_that_is_null_is_missing(app: App) -> None:
+def test_an_input_that_is_null_is_missing(app):
     found = app.act("plain", *calls("null"), {"do": "evaluate null"})
     assert found["results"] == ["input-count", "input-count"]
 
 
-def test_a_tensor_that_is_closed_or_in_the_place_of_a_gradient_is_refused(app: App) -> None:
+def test_a_tensor_that_is_closed_or_in_the_place_of_a_gradient_is_refused(app):
     wrong = [{"do": "closed input", "batch": 1}, {"do": "closed value", "batch": 1},
              {"do": "pin gradient"}, {"do": "pin closed"}]  # fmt: skip
     found = app.act("roots", *wrong, {"do": "batch"})
@@ -151,7 +151,7 @@ def test_a_tensor_that_is_closed_or_in_the_place_of_a_gradient_is_refused(app: A
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_second_session_of_a_state_takes_its_moments_over(name: str, app: App) -> None:
+def test_a_second_session_of_a_state_takes_its_moments_over(name, app):
     """It keeps what the first accumulated, which makes no step and no save of moments any more."""
     other = {"on": "second"}
     refused = [*calls("batch", "step", "optimizer"), app.save("no")]
@@ -166,7 +166,7 @@ def test_a_second_session_of_a_state_takes_its_moments_over(name: str, app: App)
     assert app.same()
 
 
-def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Path) -> None:
+def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path):
     text = """scaled (float scale, float[batch, 4] input) => (float[batch, 3] output) {
         scaled = Mul(input, scale)
         output = Gemm<transB = 1>(scaled, weight, bias)
@@ -184,7 +184,7 @@ def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Pa
     assert mean == pytest.approx((6 * first + 2 * second) / 8)
 
 
-def test_unpacking_leaves_a_session_that_is_open_alone(app: App) -> None:
+def test_unpacking_leaves_a_session_that_is_open_alone(app):
     """What lacks a file changes nothing; a whole package takes the place of the one before."""
     folder = app.folder / "app"
     shutil.copytree(app.packages["roots"], folder)
@@ -201,7 +201,7 @@ def test_unpacking_leaves_a_session_that_is_open_alone(app: App) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "step model"])
-def test_a_batch_whose_loss_is_nan_changes_nothing(kind: str, app: App) -> None:
+def test_a_batch_whose_loss_is_nan_changes_nothing(kind, app):
     """Against a training that never saw it; the schedule stays where it is as well."""
     linear = {"do": "linear", "warmup": 2, "total": 10, "rate": "0.01"}
     ends = []
@@ -218,7 +218,7 @@ def test_a_batch_whose_loss_is_nan_changes_nothing(kind: str, app: App) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_one_nan_micro_batch_of_four_costs_its_own_share(first: int, app: App) -> None:
+def test_one_nan_micro_batch_of_four_costs_its_own_share(first, app):
     """The other three make the step, whether the bad one comes first or third."""
     order = [2, 0, 1, 3] if first == 2 else [0, 1, 2, 3]
     steps = calls(*(f"batch {number}" for number in order))
@@ -229,7 +229,7 @@ def test_one_nan_micro_batch_of_four_costs_its_own_share(first: int, app: App) -
     assert app.same()
 
 
-def test_four_nan_micro_batches_make_no_step(app: App) -> None:
+def test_four_nan_micro_batches_make_no_step(app):
     linear = {"do": "linear", "warmup": 2, "total": 10, "rate": "0.01"}
     good = [linear, *calls(*["batch 0", "batch 1"] * 2)]
     bad = calls(*["batch 2"] * 4, "optimizer", "reset", "optimizer")
@@ -239,7 +239,7 @@ def test_four_nan_micro_batches_make_no_step(app: App) -> None:
     assert app.same()
 
 
-def test_a_gradient_that_is_nan_changes_nothing_and_is_named(app: App) -> None:
+def test_a_gradient_that_is_nan_changes_nothing_and_is_named(app):
     found = app.act("roots", *calls("batch 0", "batch 2", "batch 1"), app.save("with"))
     app.act("roots", *calls("batch 0", "batch 1"), app.save("without"))
     assert np.isfinite(float(found["results"][1]))
@@ -248,7 +248,7 @@ def test_a_gradient_that_is_nan_changes_nothing_and_is_named(app: App) -> None:
     assert app.same()
 
 
-def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(app: App) -> None:
+def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(app):
     package, data = app.packages["roots step model"], app.batches["roots"]
     before, after = app.save("before"), app.save("after")
     found = act(package, data, *calls("batch 0"), before, *calls("batch 2"), after)
@@ -284,9 +284,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 @pytest.mark.parametrize("way", [("optimizer",), ("reset", "optimizer", "reset", "optimizer")])
 @pytest.mark.parametrize("kind", ["plain", "words"])
-def test_gradients_of_a_step_that_is_void_are_never_used(
-    kind: str, way: tuple[str, ...], app: App, words: tuple[Path, list[Any]]
-) -> None:
+def test_gradients_of_a_step_that_is_void_are_never_used(kind, way, app, words):
     """One that was skipped or failed; after the next good one all is as if it had never been."""
     package, data = words if kind == "words" else (app.packages[kind], app.batches["pictures"])
     bad, code = ("train 1", "run-failed") if kind == "words" else ("train 2", "NaN")
@@ -299,7 +297,7 @@ def test_gradients_of_a_step_that_is_void_are_never_used(
     assert app.same("with after", "after")
 
 
-def test_a_batch_that_is_refused_leaves_the_gradients_alone(app: App) -> None:
+def test_a_batch_that_is_refused_leaves_the_gradients_alone(app):
     asked = [{"do": "ask", "name": "no"}, *calls("null")]
     for name, wrong in {"with": asked, "without": []}.items():
         steps = [*calls("train 0", "reset"), *wrong, *calls("optimizer")]
@@ -307,7 +305,7 @@ def test_a_batch_that_is_refused_leaves_the_gradients_alone(app: App) -> None:
     assert app.same()
 
 
-def test_gradients_that_another_session_spoiled_are_not_used(app: App) -> None:
+def test_gradients_that_another_session_spoiled_are_not_used(app):
     """Sessions of one state share its gradients, which are numbers after a step that is void."""
     other = {"on": "second"}
     save, end = (app.save(name, **other) for name in ("with", "after"))
@@ -324,7 +322,7 @@ def test_gradients_that_another_session_spoiled_are_not_used(app: App) -> None:
     assert contents(app.folder / "after")["optimizer"][0] == 2
 
 
-def test_a_reset_begins_the_count_of_batches_again(app: App) -> None:
+def test_a_reset_begins_the_count_of_batches_again(app):
     batch = ["batch 0"] * 3
     found = app.act("accumulating", *calls(*batch, "reset", *batch))
     assert found["step"] == 0
@@ -332,12 +330,12 @@ def test_a_reset_begins_the_count_of_batches_again(app: App) -> None:
     assert app.act("accumulating", *whole)["step"] == 1
 
 
-def test_one_batch_is_no_step_of_several(app: App) -> None:
+def test_one_batch_is_no_step_of_several(app):
     found = app.act("accumulating", *calls("step"))
     assert (found["results"], found["step"]) == (["step-of-several"], 0)
 
 
-def test_a_state_goes_with_packages_that_lay_it_out_alike(app: App) -> None:
+def test_a_state_goes_with_packages_that_lay_it_out_alike(app):
     """Or to none: and a session that cannot be made leaves it as it was."""
     sgd, groups, roots_package = app.folder / "sgd", app.folder / "groups", app.packages["roots"]
     for folder, options in (
@@ -360,14 +358,14 @@ def test_a_state_goes_with_packages_that_lay_it_out_alike(app: App) -> None:
     assert later == "optimizer-mismatch"
 
 
-def test_a_name_that_no_output_has_is_refused(app: App) -> None:
+def test_a_name_that_no_output_has_is_refused(app):
     asked = [{"do": name, "name": "no"} for name in ("ask", "ask evaluation")]
     reserved = {"do": "property", "name": "odtpack.optimizer"}
     found = app.act("roots step model", *asked, reserved)
     assert found["results"] == ["unknown-output", "unknown-output", "property-type"]
 
 
-def test_a_template_that_went_is_an_error_of_the_kit(app: App) -> None:
+def test_a_template_that_went_is_an_error_of_the_kit(app):
     folder = app.folder / "package"
     shutil.copytree(app.packages["roots"], folder)
     asked = [{"do": "lose", "name": "inference_template"}, *calls("export", "predict", path="no")]
@@ -375,7 +373,7 @@ def test_a_template_that_went_is_an_error_of_the_kit(app: App) -> None:
     assert found["results"][1:] == ["package-incomplete"] * 2
 
 
-def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None:
+def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path):
     """Of equal scores the first counts, 0 and -0 are equal, and NaN is above all numbers."""
     build_package(scores(), tmp_path / "package", loss="cross_entropy")
     rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]], np.float32)
@@ -386,7 +384,7 @@ def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None
     assert [float(each) for each in found["results"]] == [(right == i).mean() for i in range(3)]
 
 
-def test_the_policy_stop_throws_once_all_is_put_back(app: App) -> None:
+def test_the_policy_stop_throws_once_all_is_put_back(app):
     for kind, code in (
         ("plain", "loss-not-finite"), ("step model", "loss-not-finite"),
         ("roots", "gradient-not-finite"),
@@ -400,7 +398,7 @@ def test_the_policy_stop_throws_once_all_is_put_back(app: App) -> None:
 
 
 @pytest.mark.parametrize("rate", ["-1.0", "NaN", "Infinity", "-0.001"])
-def test_a_rate_that_is_negative_or_not_finite_is_refused(rate: str, app: App) -> None:
+def test_a_rate_that_is_negative_or_not_finite_is_refused(rate, app):
     linear = {"do": "linear", "warmup": 1, "total": 4, "rate": rate}
     good = {"do": "rate", "rate": "0.0"}
     asked = [{"do": "rate", "rate": rate}, linear, *calls("scheduler"), good]
@@ -408,13 +406,13 @@ def test_a_rate_that_is_negative_or_not_finite_is_refused(rate: str, app: App) -
     assert found["results"] == ["bad-learning-rate", "bad-learning-rate", "bad-schedule", None]
 
 
-def test_a_schedule_that_no_file_can_hold_is_refused(app: App) -> None:
+def test_a_schedule_that_no_file_can_hold_is_refused(app):
     linear = {"do": "linear", "warmup": 0, "rate": "0.1"}
     found = app.act("roots", *({**linear, "total": total} for total in (2**53, 2**53 - 1)))
     assert found["results"] == ["bad-schedule", None]
 
 
-def test_a_saved_schedule_of_another_version_is_refused(app: App) -> None:
+def test_a_saved_schedule_of_another_version_is_refused(app):
     saved = {"initial_lr": 0.5, "kind": "linear", "total_steps": 100, "warmup_steps": 0}
     texts = [json.dumps({**saved, **more}) for more in
              ({}, {"power": 2}, {"floor": 0.1}, {"warmup_steps": None})]  # fmt: skip
@@ -423,14 +421,14 @@ def test_a_saved_schedule_of_another_version_is_refused(app: App) -> None:
     assert found["rate"] == "0.5"
 
 
-def test_nothing_is_evaluated_and_nothing_carried_onto_a_session(app: App) -> None:
+def test_nothing_is_evaluated_and_nothing_carried_onto_a_session(app):
     asked = ({"do": name} for name in ("evaluate none", "carry", "batch"))
     found = app.act("plain", *asked)
     assert found["results"][:2] == ["empty-batch", "busy"]
     assert float(found["results"][2]) > 0
 
 
-def test_the_schedule_of_the_guide_is_that_of_python(app: App) -> None:
+def test_the_schedule_of_the_guide_is_that_of_python(app):
     """``registerLinearLRScheduler(10, 100, 0.001f)``: rates, losses and the state, to the bit."""
     guide = (kotlin_kit.ROOT / "docs" / "guides" / "kotlin.md").read_text()
     assert "session.registerLinearLRScheduler(10, STEPS.toLong(), 0.001f)" in guide

@@ -2,8 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from tests import zoo
 from tests.kits import harness
 from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
-from tests.kits.harness import OPTIONS, Batch, Packages, Task, contents, train
+from tests.kits.harness import OPTIONS, contents, train
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
 from tests.runtime.checkpoint_samples import Foreign
@@ -27,16 +25,14 @@ pytestmark = pytest.mark.kits
 batches, job, packages = harness.batches, harness.job, harness.packages
 
 
-def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> None:
+def test_the_conformance_suite_passes_to_the_bit(native, suite):
     harness.passes(suite, native.run("conformance", suite))
 
 
 @pytest.mark.parametrize(
     "other", [{"optimizer": make_optimizer("sgd", {})}, OPTIONS["sgd"], OPTIONS["groups"]]
 )
-def test_a_step_model_of_another_optimizer_is_refused(
-    layer: Any, other: dict[str, Any], packages: Packages, job: Task, tmp_path: Path
-) -> None:
+def test_a_step_model_of_another_optimizer_is_refused(layer, other, packages, job, tmp_path):
     folder = tmp_path / "package"
     shutil.copytree(packages["step model"], folder)
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
@@ -46,9 +42,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
     assert "code: model-mismatch" in said
 
 
-def test_memory_does_not_grow_over_10_000_steps(
-    native: Any, packages: Packages, job: Task, tmp_path: Path
-) -> None:
+def test_memory_does_not_grow_over_10_000_steps(native, packages, job, tmp_path):
     found = native.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
     after = found["anonymous_bytes_by_tenth"]
     assert len(after) == 10
@@ -56,9 +50,7 @@ def test_memory_does_not_grow_over_10_000_steps(
     assert max(after) - after[0] <= 64 * 2**10, after
 
 
-def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    native: Any, packages: Packages, job: Task, tmp_path: Path
-) -> None:
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(native, packages, job, tmp_path):
     saved = tmp_path / "state"
     shutil.copy(packages["adamw"] / "checkpoint", saved)
     before = saved.read_bytes()
@@ -69,7 +61,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     assert not list(tmp_path.glob(".state*"))
 
 
-def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
+def test_an_adapter_is_written_and_read(layer, tmp_path):
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
     package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
     trained, read = tmp_path / "1", tmp_path / "2"
@@ -98,9 +90,7 @@ def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
         assert f"code: {code}" in done.stderr
 
 
-def test_500_hostile_files_are_refused_and_crash_nothing(
-    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
-) -> None:
+def test_500_hostile_files_are_refused_and_crash_nothing(layer, packages, batches, tmp_path):
     train(packages["adamw"], batches, 2, tmp_path / "good")
     harmful = (make(Foreign()) for make in CORRUPT.values())
     checkpoints = harness.damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
@@ -116,9 +106,7 @@ def test_500_hostile_files_are_refused_and_crash_nothing(
     assert sum(answer.startswith("refused") for answer in answers) > 0.6 * len(answers)
 
 
-def test_code_for_the_former_api_compiles_and_trains(
-    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
-) -> None:
+def test_code_for_the_former_api_compiles_and_trains(layer, packages, batches, tmp_path):
     harness.save_batch(tmp_path / "batch", batches[0])
     image = next(iter(batches[0]))
     files = [tmp_path / "batch" / f"{name}.bin" for name in (image, "labels")]
@@ -130,11 +118,11 @@ def test_code_for_the_former_api_compiles_and_trains(
     harness.carried_over(package, tmp_path)
 
 
-def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:
+def test_what_is_wrong_is_refused_and_changes_nothing(layer, tmp_path):
     calls(program_of(layer), "misuse", write_job(CASES["adam"], tmp_path), 1)
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_what_an_app_may_rely_on(layer: Any, name: str, tmp_path: Path) -> None:
+def test_what_an_app_may_rely_on(layer, name, tmp_path):
     command, case = TRIED[name]
     calls(program_of(layer), command, write_job(case, tmp_path), 20)

@@ -66,7 +66,7 @@ def open_module(folder: Path, case: dict[str, Any]) -> tuple[Package, Module, Op
     return package, module, optimizer
 
 
-def test_two_runs(tmp_path: Path) -> None:
+def test_two_runs(tmp_path):
     """What the tests of the whole suite check, of a part that is written in a second."""
     write_suite(tmp_path / "suite", ["adam", "groups"])
     check_runs(tmp_path / "suite", tmp_path)
@@ -75,7 +75,7 @@ def test_two_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.kits
-def test_runs(suite: Path, tmp_path: Path) -> None:
+def test_runs(suite, tmp_path):
     check_runs(suite, tmp_path)
 
 
@@ -128,7 +128,7 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.kits
-def test_the_manifest_is_enough(suite: Path, tmp_path: Path) -> None:
+def test_the_manifest_is_enough(suite, tmp_path):
     """A kit that reads no metadata and binds no memory gives the same, bit by bit."""
     check_plain_runs(suite, tmp_path)
 
@@ -182,7 +182,7 @@ def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
 
 
 @pytest.mark.kits
-def test_exported_models(suite: Path) -> None:
+def test_exported_models(suite):
     check_exported_models(suite)
 
 
@@ -200,7 +200,7 @@ def check_exported_models(suite: Path) -> None:
 
 
 @pytest.mark.kits
-def test_self_checks(suite: Path) -> None:
+def test_self_checks(suite):
     for folder, case in cases(suite, "self_check"):
         package = Package.open(folder / case["package"])
         if case["code"] is None:
@@ -212,7 +212,7 @@ def test_self_checks(suite: Path) -> None:
 
 
 @pytest.mark.kits
-def test_recoveries(suite: Path, tmp_path: Path) -> None:
+def test_recoveries(suite, tmp_path):
     for folder, case in cases(suite, "recover"):
         for path in folder.glob("trained*"):
             shutil.copy(path, tmp_path)
@@ -238,7 +238,7 @@ def test_recoveries(suite: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.kits
-def test_errors(suite: Path, tmp_path: Path) -> None:
+def test_errors(suite, tmp_path):
     for folder, case in cases(suite, "error"):
         if case["code"] == "private-training":
             continue  # Python makes private gradients
@@ -265,7 +265,7 @@ def _fail(folder: Path, case: dict[str, Any], scratch: Path) -> None:
 
 
 @pytest.mark.kits
-def test_buffers(suite: Path) -> None:
+def test_buffers(suite):
     for folder, case in cases(suite, "buffer"):
         _, module, _ = open_module(folder, case)
         values = module.get_contiguous_parameters(trainable_only=False).numpy()

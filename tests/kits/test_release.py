@@ -71,7 +71,7 @@ def steps_trained(folder: Path) -> int:
     return read_checkpoint(folder / "trained.ckpt").optimizer.step
 
 
-def test_a_cmake_project(dist: Path, project: Path) -> None:
+def test_a_cmake_project(dist, project):
     (archive,) = (dist / "cmake").glob("*.tar.gz")
     shutil.unpack_archive(archive, project, filter="data")
     prefix = project / archive.name.removesuffix(".tar.gz")
@@ -94,7 +94,7 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     assert refused.stderr == "assets/images.bin is missing, or ends too early.\n"
 
 
-def test_a_cmake_project_in_c(dist: Path, project: Path) -> None:
+def test_a_cmake_project_in_c(dist, project):
     """A C program links the library of an installed kit, which an app may do without."""
     (archive,) = (dist / "cmake").glob("*.tar.gz")
     shutil.unpack_archive(archive, project, filter="data")
@@ -115,7 +115,7 @@ CONAN = ROOT / "build" / "conan" / "bin" / "conan"
 
 
 @pytest.mark.skipif(not CONAN.is_file(), reason="Conan is not set up (run: make kits)")
-def test_a_conan_project(project: Path) -> None:
+def test_a_conan_project(project):
     """Conan builds the recipe without any registry, and the guide's program finds what it made."""
     settings = {"env": {**os.environ, "CONAN_HOME": str(project / "conan")}, "cwd": project}
     finish([str(CONAN), "profile", "detect"], **settings)
@@ -141,7 +141,7 @@ def npm_project(npm: Path, project: Path, *more: str) -> Path:
     return project / "node_modules"
 
 
-def test_an_npm_project(npm: Path, project: Path) -> None:
+def test_an_npm_project(npm, project):
     installed = npm_project(npm, project, "onnxruntime-web", "typescript", "@types")
     assert {"LICENSE", "README.md", "package.json", "dist"} == {
         path.name for path in (installed / "odtpack").iterdir()
@@ -162,7 +162,7 @@ def test_an_npm_project(npm: Path, project: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path) -> None:
+def test_an_npm_project_that_vite_bundles_for_chromium(npm, project):
     installed = npm_project(npm, project, "onnxruntime-web", "vite")
     (project / "assets").rename(project / "public")
     code = guide("javascript.md", "main.js").replace("'assets/", "'public/")
@@ -215,7 +215,7 @@ def jars(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-def test_a_maven_project_in_java_and_kotlin(jars: list[Path], project: Path) -> None:
+def test_a_maven_project_in_java_and_kotlin(jars, project):
     path = os.pathsep.join(map(str, jars))
     (project / "Train.java").write_text(guide("java.md", "Train.java"))
     finish(["javac", "-Xlint:all", "-Werror", "-cp", path, "-d", "java", "Train.java"], cwd=project)
@@ -230,7 +230,7 @@ def test_a_maven_project_in_java_and_kotlin(jars: list[Path], project: Path) -> 
     assert steps_trained(project) == 60
 
 
-def test_the_android_library(dist: Path, jars: list[Path], project: Path) -> None:
+def test_the_android_library(dist, jars, project):
     """Its layout, and an app that ProGuard shrank with its rules."""
     folder = dist / "maven" / "org" / "odtpack" / "odtpack-android" / release.version()
     name = f"odtpack-android-{release.version()}"
@@ -262,7 +262,7 @@ def test_the_android_library(dist: Path, jars: list[Path], project: Path) -> Non
     assert steps_trained(project) == 20
 
 
-def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
+def test_the_bill_of_materials_and_the_pom(dist):
     bill: dict[str, Any] = release.bill_of_materials()
     refs = {each["bom-ref"] for each in bill["components"]}
     assert {
@@ -315,7 +315,7 @@ print(json.dumps([str(native_library()), [float(optimizer.step_on(*data)) for _ 
 """
 
 
-def test_the_wheel_of_native_kernels(tmp_path: Path) -> None:
+def test_the_wheel_of_native_kernels(tmp_path):
     """Installed, it is used by itself; a package is simulated and trained with its kernels."""
     release.native(tmp_path)
     (wheel,) = tmp_path.glob("odtpack_native-*.whl")

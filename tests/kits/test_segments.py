@@ -20,7 +20,6 @@ from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit, javascript
 from tests.kits.cpp_kit import save_batch
 from tests.kits.harness import (
-    Packages,
     Saved,
     Task,
     goes_on,
@@ -86,26 +85,20 @@ def job(batches: list[Saved]) -> Task:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_training_gives_the_bits_of_python(
-    every: Any, name: str, packages: Packages, batches: list[Saved], tmp_path: Path
-) -> None:
+def test_a_training_gives_the_bits_of_python(every, name, packages, batches, tmp_path):
     task = {"package": packages[name], "batches": batches, "steps": 7, "rate": 0.01}
     same_bits(every, task, tmp_path)
     if every is javascript:  # with weights in memory, as a browser has them
         same_bits(every, {**task, "fetched": True}, tmp_path)
 
 
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    every: Any, packages: Packages, batches: list[Saved], tmp_path: Path
-) -> None:
+def test_a_training_begun_in_one_goes_on_in_the_other(every, packages, batches, tmp_path):
     task = {"package": packages["int4"], "batches": batches, "steps": 6, "rate": 0.01}
     goes_on(every, task, tmp_path)
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_kotlin_and_node_refuse_one_model_for_inference(
-    every: Any, packages: Packages, tmp_path: Path
-) -> None:
+def test_kotlin_and_node_refuse_one_model_for_inference(every, packages, tmp_path):
     code, message = every.refused_export(packages["int4"], tmp_path / "model.onnx")
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in message
@@ -113,9 +106,7 @@ def test_kotlin_and_node_refuse_one_model_for_inference(
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_kotlin_and_node_refuse_contradicting_segments(
-    every: Any, packages: Packages, tmp_path: Path
-) -> None:
+def test_kotlin_and_node_refuse_contradicting_segments(every, packages, tmp_path):
     names = {what: what.replace(" ", "-") for what in (*HOSTILE, "nothing", "changed")}
     for what, name in names.items():
         write_hostile(packages["int4"], tmp_path / name, what)
@@ -132,16 +123,14 @@ def test_kotlin_and_node_refuse_contradicting_segments(
 
 
 @pytest.mark.parametrize("kit", ["cpp"], indirect=True)
-def test_under_sanitizers(kit: Any, packages: Packages, job: Task, tmp_path: Path) -> None:
+def test_under_sanitizers(kit, packages, job, tmp_path):
     job = {**job, "package": packages["int4"], "resume": 2}
     found = [kit.measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
     assert found[0] == found[1]
     assert len(found[0]) == 9
 
 
-def test_one_model_for_inference_is_refused(
-    kit: Any, packages: Packages, job: Task, tmp_path: Path
-) -> None:
+def test_one_model_for_inference_is_refused(kit, packages, job, tmp_path):
     job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
     done = kit.run("steps", job_file(job, tmp_path))
     assert done.returncode == 2
@@ -205,9 +194,7 @@ def write_hostile(source: Path, folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_segments_that_contradict_themselves_are_refused(
-    what: str, kit: Any, packages: Packages, job: Task, tmp_path: Path
-) -> None:
+def test_segments_that_contradict_themselves_are_refused(what, kit, packages, job, tmp_path):
     package = tmp_path / "package"
     write_hostile(packages["int4"], package, what)
     options = {"variant": "sanitized"} if kit is cpp_kit else {}
@@ -215,7 +202,7 @@ def test_segments_that_contradict_themselves_are_refused(
     assert "code: segments-invalid" in said
 
 
-def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) -> None:
+def test_mapped_weights_stay_clean_and_are_given_back(kit, tmp_path):
     """Those of a large vocabulary too, which are given back while they are read."""
     model = write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model")
     package = built(model, tmp_path / "package", words=8000)
@@ -264,9 +251,9 @@ def pages_of(pid: int, path: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["float32", "int4", "no arena", "kept", "kept, no arena"])
 def test_the_plan_is_what_an_app_needs(
-    name: str, kit: Any, packages: Packages, job: Task, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name, kit, packages, job, tmp_path,
+    monkeypatch,
+):  # fmt: skip
     """In a first life with evaluations, a save, and a second one that resumes."""
     if name.endswith("no arena"):  # what is freed goes back at once, as on phones
         for variable, value in child_environment().items():

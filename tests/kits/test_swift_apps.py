@@ -27,7 +27,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder, zoo.cnn(size=8, width=(4, 8), classes=3))
 
 
-def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
+def test_the_guide_builds_and_trains(package, tmp_path):
     """What the guide shows, with Swift's own package manager and a tag of this repository."""
     main = swift_kit.guide("Sources/App/main.swift")
     swift_kit.apps(tmp_path, {"app": {"main.swift": main}})
@@ -51,7 +51,7 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
-def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path: Path) -> None:
+def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package, tmp_path):
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
     trainer = (sample / "Trainer.swift").read_text()
@@ -85,7 +85,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     assert read_checkpoint(tmp_path / "once" / "trained.ckpt").optimizer.step == 1600
 
 
-def test_a_signature_cannot_be_checked_without_cryptokit(package: Path, tmp_path: Path) -> None:
+def test_a_signature_cannot_be_checked_without_cryptokit(package, tmp_path):
     copy = shutil.copytree(package, tmp_path / "package")
     assert "code: not-signed" in run("signature", copy).stderr
     (copy / "manifest.sig").write_bytes(bytes(64))

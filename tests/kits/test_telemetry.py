@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +24,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("chosen", [None, "0"])
-def test_off_unless_the_app_says_otherwise(
-    every: Any, chosen: str | None, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_off_unless_the_app_says_otherwise(every, chosen, package, tmp_path, monkeypatch):
     (tmp_path / "package").symlink_to(package)
     rng = np.random.default_rng(0)
     batch = {"input": rng.standard_normal((4, 8), np.float32), "labels": np.arange(4)}

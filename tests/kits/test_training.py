@@ -1,7 +1,6 @@
 """Every kit against Python on the same ONNX Runtime: the same bits, the same files."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -10,7 +9,7 @@ import pytest
 from odtpack.build import build_package
 from tests import zoo
 from tests.kits import harness, javascript, kotlin_kit
-from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, save_arrays
+from tests.kits.harness import OPTIONS, STEPS, Batch, Task, contents, save_arrays
 from tests.kits.kills import loses_nothing
 from tests.kits.measured import check_measurements
 
@@ -25,23 +24,19 @@ def task(batches: list[Batch], tmp_path: Path) -> Task:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_training_gives_the_bits_of_python(
-    every: Any, name: str, packages: Packages, task: Task, tmp_path: Path
-) -> None:
+def test_a_training_gives_the_bits_of_python(every, name, packages, task, tmp_path):
     harness.same_bits(every, {**task, "package": packages[name]}, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    every: Any, name: str, packages: Packages, task: Task, tmp_path: Path
-) -> None:
+def test_a_training_begun_in_one_goes_on_in_the_other(every, name, packages, task, tmp_path):
     harness.goes_on(every, {**task, "package": packages[name]}, tmp_path)
 
 
 @pytest.mark.parametrize("every", ["swift", "csharp", "kotlin"], indirect=True)
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    every: Any, packages: Packages, task: Task, tmp_path: Path
-) -> None:
+    every, packages, task, tmp_path
+):
     """The first call that asks for them closes the step model; nothing else changes."""
     task["package"] = packages["step model"]
     wanted = every.train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
@@ -54,7 +49,7 @@ def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
 
 
 @pytest.mark.parametrize("every", ["swift", "csharp", "kotlin"], indirect=True)
-def test_gradients_take_no_memory_with_a_step_model(every: Any, tmp_path: Path) -> None:
+def test_gradients_take_no_memory_with_a_step_model(every, tmp_path):
     widths = (512, 4096, 4)
     build_package(zoo.mlp(widths), tmp_path / "package", loss="cross_entropy")
     rng = np.random.default_rng(3)
@@ -69,15 +64,13 @@ def test_gradients_take_no_memory_with_a_step_model(every: Any, tmp_path: Path) 
 
 
 @harness.needs_reference
-def test_a_checkpoint_loads_in_the_reference(
-    every: Any, packages: Packages, task: Task, tmp_path: Path
-) -> None:
+def test_a_checkpoint_loads_in_the_reference(every, packages, task, tmp_path):
     every.train({**task, "package": packages["adamw"], "save": tmp_path / "kit.ckpt"}, "kit")
     harness.loads_in_the_reference(tmp_path / "kit.ckpt")
 
 
 @pytest.mark.parametrize("external_above", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(every: Any, external_above: int, tmp_path: Path) -> None:
+def test_100_kills_in_saves_lose_nothing(every, external_above, tmp_path):
     loses_nothing(every.saving, tmp_path, external_above)
     names = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
     files = {"state"} if external_above > 1000 else {"state", "state.data"}
@@ -85,16 +78,14 @@ def test_100_kills_in_saves_lose_nothing(every: Any, external_above: int, tmp_pa
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_a_full_disk_leaves_the_checkpoint_as_it_was(every: Any, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_checkpoint_as_it_was(every, tmp_path):
     path = tmp_path / "state"
     said = harness.keeps_its_file_on_a_full_disk(every.saving(path, 2**30, "replace"), path)
     assert "file-not-written" in said
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_500_hostile_files_end_in_one_clear_error(
-    every: Any, packages: Packages, task: Task, tmp_path: Path
-) -> None:
+def test_500_hostile_files_end_in_one_clear_error(every, packages, task, tmp_path):
     package, saved, folder = packages["adamw"], tmp_path / "good", tmp_path / "hostile"
     every.train({**task, "package": package, "steps": 1, "save": saved}, "kit")
     folder.mkdir()
@@ -112,7 +103,7 @@ def test_500_hostile_files_end_in_one_clear_error(
 
 
 @pytest.mark.parametrize("every", ["swift", "csharp", "kotlin", "node"], indirect=True)
-def test_the_benchmark_writes_every_measurement(every: Any, tmp_path: Path) -> None:
+def test_the_benchmark_writes_every_measurement(every, tmp_path):
     printed, own = every.benchmark(tmp_path), every in (kotlin_kit, javascript)
     name = "js" if every is javascript else every.__name__.rpartition(".")[2].removesuffix("_kit")
     version = every.runtime_version() if own else onnxruntime.__version__

@@ -59,7 +59,7 @@ def exported(kit: Any, folder: Path) -> str:
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
 @pytest.mark.parametrize("variant", ["native", "arm64"])
-def test_sha256_with_and_without_instructions(variant: str) -> None:
+def test_sha256_with_and_without_instructions(variant):
     for size in (0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000, 100_003):
         data = bytes((i * 7 + i // 251) & 255 for i in range(size))
         plain, fast, _ = cpp_kit.run("trust", "sha256", size, variant=variant).stdout.split()
@@ -68,15 +68,13 @@ def test_sha256_with_and_without_instructions(variant: str) -> None:
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
 @pytest.mark.parametrize("variant", ["sanitized", "arm64"])
-def test_a_digest_is_right_elsewhere(variant: str, tmp_path: Path) -> None:
+def test_a_digest_is_right_elsewhere(variant, tmp_path):
     write_checkpoint(tmp_path / "full", sample())
     assert cpp_kit.run("trust", "load", tmp_path / "full", variant=variant).stdout == "checked\n"
 
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
-def test_digests_travel_both_ways(
-    kit: Kit, above: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_travel_both_ways(kit, above, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", above)
     data = sample()
     data.properties |= {"least": -0.0, "none": float("nan")}
@@ -96,7 +94,7 @@ def test_digests_travel_both_ways(
         assert all(content.properties[name] == value for name, value in back.properties.items())
 
 
-def test_the_kind_of_an_optimizer_goes_with_its_state(kit: Kit, tmp_path: Path) -> None:
+def test_the_kind_of_an_optimizer_goes_with_its_state(kit, tmp_path):
     """onnxruntime-training keeps the property where it saves a file without the state again."""
     data = CheckpointData({"w": np.ones(3, np.float32)}, {}, properties={OPTIMIZER_PROPERTY: "sgd"})
     write_checkpoint(tmp_path / "c", data)
@@ -107,7 +105,7 @@ def test_the_kind_of_an_optimizer_goes_with_its_state(kit: Kit, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("above", [2**40, 64], ids=["one file", "external data"])
-def test_large_tensors(kit: Kit, above: int, tmp_path: Path) -> None:
+def test_large_tensors(kit, above, tmp_path):
     """They are hashed while they are written, in pieces."""
     large = np.random.default_rng(0).random(3_000_000, np.float32)
     data = CheckpointData({"a": large, "b": large[:-5] + 1}, {"c": large[:5_000]})
@@ -119,13 +117,13 @@ def test_large_tensors(kit: Kit, above: int, tmp_path: Path) -> None:
     assert kit("load", tmp_path / "kit") == ("checked", "")
 
 
-def test_a_file_without_a_digest_loads_unchecked(kit: Kit, tmp_path: Path) -> None:
+def test_a_file_without_a_digest_loads_unchecked(kit, tmp_path):
     f = Foreign()
     (tmp_path / "c").write_bytes(f.finish([f.tensor()]))
     assert kit("load", tmp_path / "c") == ("unchecked", "")
 
 
-def test_damage_is_refused_and_named(kit: Kit, tmp_path: Path) -> None:
+def test_damage_is_refused_and_named(kit, tmp_path):
     path = tmp_path / "c"
     write_checkpoint(path, sample())
     good = path.read_bytes()
@@ -143,7 +141,7 @@ def test_damage_is_refused_and_named(kit: Kit, tmp_path: Path) -> None:
     assert kit("load", path)[0] == "checkpoint-corrupt"
 
 
-def test_what_is_loaded_is_what_was_saved(kit: Kit, tmp_path: Path) -> None:
+def test_what_is_loaded_is_what_was_saved(kit, tmp_path):
     """Some bits are flipped, of which not all are ever read."""
     path = tmp_path / "c"
     write_checkpoint(path, sample())
@@ -167,7 +165,7 @@ def test_what_is_loaded_is_what_was_saved(kit: Kit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
-def test_the_save_before_is_kept_and_gone_back_to(kit: Kit, above: int, tmp_path: Path) -> None:
+def test_the_save_before_is_kept_and_gone_back_to(kit, above, tmp_path):
     path = tmp_path / "trained"
     for value in (1, 2, 3):
         array = np.full(99, value, np.float32)
@@ -198,7 +196,7 @@ def test_the_save_before_is_kept_and_gone_back_to(kit: Kit, above: int, tmp_path
 
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
-def test_a_save_keeps_permissions_and_links(kit: Kit, above: int, tmp_path: Path) -> None:
+def test_a_save_keeps_permissions_and_links(kit, above, tmp_path):
     start, path, link = tmp_path / "start", tmp_path / "trained", tmp_path / "link"
     write_checkpoint(start, CheckpointData({"w": np.zeros(99, np.float32)}, {}))
     write_checkpoint(path, CheckpointData({"w": np.ones(99, np.float32)}, {}))
@@ -233,11 +231,11 @@ def left_alone(linked: Path, said: str) -> None:
     assert (linked / "other.onnx").read_bytes() == b"old"
 
 
-def test_an_export_replaces_no_link(every: Any, linked: Path) -> None:
+def test_an_export_replaces_no_link(every, linked):
     left_alone(linked, exported(every, linked))
 
 
-def test_an_export_of_python_replaces_no_link(linked: Path) -> None:
+def test_an_export_of_python_replaces_no_link(linked):
     _, module, _ = open_training(linked / "package")
     with pytest.raises(OdtpackError) as error:
         module.export_model_for_inferencing(linked / "m.onnx", ["output"])

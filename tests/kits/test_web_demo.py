@@ -92,7 +92,7 @@ def teach(browser: Browser, letter: str) -> None:
     wait(browser, "!document.body.dataset.learning")
 
 
-def test_it_learns_letters_that_are_drawn(page: Browser, tmp_path: Path, demo: Path) -> None:
+def test_it_learns_letters_that_are_drawn(page, tmp_path, demo):
     before = {}
     for letter in LETTERS:
         draw(page, letter)
@@ -116,7 +116,7 @@ def test_it_learns_letters_that_are_drawn(page: Browser, tmp_path: Path, demo: P
     assert steps_of(page, demo / "package", tmp_path) == 320
 
 
-def test_it_learns_on_webgpu_where_there_is_some(demo: Path, tmp_path: Path) -> None:
+def test_it_learns_on_webgpu_where_there_is_some(demo, tmp_path):
     options = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
     with opened(demo, tmp_path, options) as page:
         assert "with WebGPU on " in where(page)
@@ -146,7 +146,7 @@ def steps_of(page: Browser, package: Path, tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_it_measures_the_device(gpu: bool, demo: Path, tmp_path: Path) -> None:
+def test_it_measures_the_device(gpu, demo, tmp_path):
     """The file that the page offers becomes a profile, under which a training is simulated."""
     options = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader") if gpu else ()
     with serve(demo) as (address, _), Browser(tmp_path, served=True, options=options) as page:
@@ -179,7 +179,7 @@ def screen(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 @pytest.mark.parametrize("name", ["", "measure.html"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_it_fits_on_every_screen(width: int, name: str, screen: tuple[Browser, str]) -> None:
+def test_it_fits_on_every_screen(width, name, screen):
     browser, address = screen
     browser.open(f"{address}{name}", width=width, phone=width < 700)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -187,7 +187,7 @@ def test_it_fits_on_every_screen(width: int, name: str, screen: tuple[Browser, s
     assert keys == (0 if name else CLASSES)
 
 
-def test_nothing_of_the_page_comes_from_elsewhere(demo: Path) -> None:
+def test_nothing_of_the_page_comes_from_elsewhere(demo):
     for path in ("index.html", "app.js", "measure.html", "measure.js", "style.css"):
         text = (demo / path).read_text()
         assert "http:" not in text

@@ -1,6 +1,5 @@
 """Every loss with its options follows PyTorch through ten training steps."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from tests.sweep import split_rows
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ctc"])  # test_ctc.py
-def test_ten_steps(name: str, tmp_path: Path) -> None:
+def test_ten_steps(name, tmp_path):
     case = CASES[name]
     check(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle)
 
@@ -40,7 +39,7 @@ AT_OPSETS = [
 @pytest.mark.parametrize(
     ("name", "opset"), split_rows(AT_OPSETS, lambda name, opset: name in FIRST or opset == 13)
 )
-def test_every_opset_without_optimizations(name: str, opset: int, tmp_path: Path) -> None:
+def test_every_opset_without_optimizations(name, opset, tmp_path):
     case = CASES[name]
     check(
         *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle), opset=opset,
@@ -59,7 +58,7 @@ EXACT: dict[str, Any] = {"steps": 1, "rtol": 1e-5, "atol": 1e-8, "loss_rtol": 1e
 @pytest.mark.parametrize("opset", [12, 13, 17, 21])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", PLAIN)
-def test_one_step_agrees(name: str, shape: str, opset: int, tmp_path: Path) -> None:
+def test_one_step_agrees(name, shape, opset, tmp_path):
     case = CASES[f"{PLAIN[name]}-{shape}"]
     check(tmp_path, name, {}, case.xs, case.targets, case.oracle, opset=opset, **EXACT)
 
@@ -67,25 +66,25 @@ def test_one_step_agrees(name: str, shape: str, opset: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("magnitude", [1e2, 1e4, 1e30])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["cross_entropy", "bce_with_logits"])
-def test_one_step_of_large_logits(name: str, shape: str, magnitude: float, tmp_path: Path) -> None:
+def test_one_step_of_large_logits(name, shape, magnitude, tmp_path):
     case = CASES[f"{PLAIN[name]}-{shape}"]
     xs = [(x.astype(np.float64) * magnitude).astype(np.float32) for x in case.xs]
     check(tmp_path, name, {}, xs, case.targets, case.oracle, **EXACT)
 
 
-def test_equal_large_logits(tmp_path: Path) -> None:
+def test_equal_large_logits(tmp_path):
     x, target = np.full((4, 3), 3e38, np.float32), np.array([0, 1, 2, 0])
     check(tmp_path, "cross_entropy", {}, [x], [target], F.cross_entropy, **EXACT)
 
 
-def test_l1_has_no_slope_at_zero(tmp_path: Path) -> None:
+def test_l1_has_no_slope_at_zero(tmp_path):
     x = normal(4, 3)
     target = x + onnx.numpy_helper.to_array(shifted([x.shape]).graph.initializer[0])
     target[2:] += 1
     check(tmp_path, "l1", {}, [x], [target], F.l1_loss, **EXACT)
 
 
-def test_every_loss_has_a_case_and_every_option_another_value() -> None:
+def test_every_loss_has_a_case_and_every_option_another_value():
     assert {case.name for case in CASES.values()} == set(LOSSES)
     defaults = {name: loss.defaults() for name, loss in LOSSES.items()}
     changed = {
@@ -111,14 +110,14 @@ FAR = {
 
 @pytest.mark.parametrize("magnitude", [1e2, 1e4])
 @pytest.mark.parametrize("name", FAR)
-def test_large_predictions(name: str, magnitude: float, tmp_path: Path) -> None:
+def test_large_predictions(name, magnitude, tmp_path):
     case = FAR[name]
     xs = [x * magnitude for x in case.xs]
     check(tmp_path, case.name, case.options, xs, case.targets, case.oracle, steps=2, rtol=3e-5)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_limit_of_certain_scores(sign: int, tmp_path: Path) -> None:
+def test_the_limit_of_certain_scores(sign, tmp_path):
     """Logits of +-1e4 for the right class: a loss of 0 or 1e4, a gradient of 0 or 1."""
     model = shifted([(2, 2)], values=[np.zeros(2)])
     package(tmp_path, model, "cross_entropy", {"reduction": "sum"})
@@ -129,7 +128,7 @@ def test_the_limit_of_certain_scores(sign: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e4, 1e18])
-def test_equal_embeddings_have_no_slope(magnitude: float, tmp_path: Path) -> None:
+def test_equal_embeddings_have_no_slope(magnitude, tmp_path):
     """The distance of equal vectors has a kink; the slope there must not be NaN."""
     for name, options in (("triplet_margin", {}), ("contrastive", {}), ("info_nce", {})):
         shapes = [(2, 3)] * (3 if name == "triplet_margin" else 2)
@@ -143,7 +142,7 @@ def test_equal_embeddings_have_no_slope(magnitude: float, tmp_path: Path) -> Non
             assert np.isfinite(parameter.grad).all()
 
 
-def test_embeddings_without_a_direction(tmp_path: Path) -> None:
+def test_embeddings_without_a_direction(tmp_path):
     package(tmp_path, shifted([(2, 3)] * 2, values=[np.zeros(3)] * 2), "info_nce", {})
     state, module, _ = open_training(tmp_path)
     zero = np.zeros((2, 3), np.float32)
@@ -153,7 +152,7 @@ def test_embeddings_without_a_direction(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", [None, (1.0, 2.0, 3.0)])
-def test_a_batch_in_which_nothing_counts(weight: tuple[float, ...] | None, tmp_path: Path) -> None:
+def test_a_batch_in_which_nothing_counts(weight, tmp_path):
     """Loss and gradient are 0: PyTorch's NaN would end the training on the device."""
     options = {"ignore_index": -100} | ({} if weight is None else {"weight": weight})
     package(tmp_path, shifted([(4, 3)]), "cross_entropy", options)
@@ -162,7 +161,7 @@ def test_a_batch_in_which_nothing_counts(weight: tuple[float, ...] | None, tmp_p
     np.testing.assert_array_equal(state.parameters["s0"].grad, np.zeros(3))
 
 
-def test_ignored_samples_may_hold_anything(tmp_path: Path) -> None:
+def test_ignored_samples_may_hold_anything(tmp_path):
     package(tmp_path, shifted([(4, 3)]), "nll", {"ignore_index": -1})
     state, module, _ = open_training(tmp_path)
     x = normal(4, 3)
@@ -175,7 +174,7 @@ def test_ignored_samples_may_hold_anything(tmp_path: Path) -> None:
     np.testing.assert_allclose(state.parameters["s0"].grad, np.full(3, -1 / 3), rtol=1e-6)
 
 
-def test_a_teacher_that_is_certain(tmp_path: Path) -> None:
+def test_a_teacher_that_is_certain(tmp_path):
     """0 log 0 is 0, also in the gradient."""
     certain = np.eye(5, dtype=np.float32)[[0, 3, 3]]
     for temperature in (1.0, 20.0):
@@ -196,7 +195,7 @@ def test_a_teacher_that_is_certain(tmp_path: Path) -> None:
     ("mse", F.mse_loss),
     ("bce_with_logits", F.binary_cross_entropy_with_logits),
 ])  # fmt: skip
-def test_half_precision_predictions(name: str, oracle: object, tmp_path: Path) -> None:
+def test_half_precision_predictions(name, oracle, tmp_path):
     """The loss is taken in float32: 4096 squared, or a sum over many terms, does not overflow."""
     text = "halves (float[N, 5] x) => (float16[N, 5] y) { z = Add(x, s) y = Cast <to = 10> (z) }"
     model = parsed(text, s=np.linspace(-1, 1, 5, dtype=np.float32))
@@ -219,7 +218,7 @@ def test_half_precision_predictions(name: str, oracle: object, tmp_path: Path) -
     np.testing.assert_allclose(state.parameters["s"].grad, rounded.sum(0), rtol=2e-3, atol=1e-3)
 
 
-def test_probabilities_of_the_cases_hold_zeros() -> None:
+def test_probabilities_of_the_cases_hold_zeros():
     assert (probabilities(3, 5)[:, 0] == 0).all()
 
 
@@ -243,7 +242,7 @@ def _model() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return parsed(MODEL, **weights), weights
 
 
-def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
+def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path):
     model, weights = _model()
     manifest = build_package(model, tmp_path / "p", losses=PARTS)
     assert manifest.inference.outputs == ("kinds", "size")
@@ -284,16 +283,16 @@ def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
     (["mse"], "bad-loss-option"),
     (["a=mse weight=-1"], "bad-loss-option"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_said(parts: list[str], code: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_said(parts, code, tmp_path):
     with refused(code):
         build_package(_model()[0], tmp_path / "p", losses=parts)
 
 
-def test_class_weights_on_the_command_line_name_the_recipe(tmp_path: Path) -> None:
+def test_class_weights_on_the_command_line_name_the_recipe(tmp_path):
     with refused("bad-loss-option", hint="options = { weight = [1,2,3] }"):
         build_package(_model()[0], tmp_path / "p", losses=["a=cross_entropy weight=1,2,3"])
 
 
-def test_one_loss_besides_is_refused(tmp_path: Path) -> None:
+def test_one_loss_besides_is_refused(tmp_path):
     with pytest.raises(OdtpackError, match="several besides"):
         build_package(_model()[0], tmp_path / "p", loss="mse", losses=PARTS)

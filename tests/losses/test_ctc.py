@@ -1,7 +1,6 @@
 """CTC against PyTorch: values, gradients, ten steps; repeated labels, lengths, blanks."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +25,7 @@ from tests.refused import refused
     [{}, {"reduction": "sum"}, {"blank": 4}, {"layout": "NTC"}],
     ids=lambda options: "-".join(map(str, options.values())) or "plain",
 )
-def test_ten_steps(options: dict[str, Any], opset: int, optimized: bool, tmp_path: Path) -> None:
+def test_ten_steps(options, opset, optimized, tmp_path):
     case = ctc_case(**options)
     check(
         *(tmp_path, "ctc", case.options, case.xs, case.targets, case.oracle), opset=opset,
@@ -43,14 +42,14 @@ def _one(folder: Path, x: np.ndarray, labels: list[int], length: int) -> tuple[f
     return float(module(x, *given)), state.parameters["s0"].grad.copy()
 
 
-def test_two_steps_by_hand(tmp_path: Path) -> None:
+def test_two_steps_by_hand(tmp_path):
     """P(a) over two steps: aa, a-, -a."""
     p = np.array([[0.5, 0.3, 0.2], [0.25, 0.6, 0.15]])
     loss, _ = _one(tmp_path, np.log(p)[:, None].astype(np.float32), [1], 2)
     assert loss == pytest.approx(-np.log(0.3 * 0.6 + 0.3 * 0.25 + 0.5 * 0.6), rel=1e-6)
 
 
-def test_labels_that_do_not_fit(tmp_path: Path) -> None:
+def test_labels_that_do_not_fit(tmp_path):
     """Equal labels need a blank between them: three steps for two. PyTorch: zero_infinity."""
     loss, gradient = _one(tmp_path / "a", normal(2, 1, 3), [1, 1], 2)
     assert loss == 0
@@ -61,7 +60,7 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e2, 1e4])
-def test_large_logits(magnitude: float, tmp_path: Path) -> None:
+def test_large_logits(magnitude, tmp_path):
     case = ctc_case()
     xs = [case.xs[0] * np.float32(magnitude)]
     check(
@@ -72,7 +71,7 @@ def test_large_logits(magnitude: float, tmp_path: Path) -> None:
     )
 
 
-def test_long_sequences(tmp_path: Path) -> None:
+def test_long_sequences(tmp_path):
     """200 steps, 60 labels: probabilities of 1e-200."""
     labels = np.random.default_rng(0).integers(1, 30, (2, 60))
     lengths = np.array([200, 170]), np.array([60, 41])
@@ -94,7 +93,7 @@ def test_long_sequences(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_padded_does_not_matter(tmp_path: Path) -> None:
+def test_what_is_padded_does_not_matter(tmp_path):
     case = ctc_case()
     package(tmp_path, shifted([case.xs[0].shape], batch="T"), "ctc", {})
     state, module, _ = open_training(tmp_path)
@@ -108,7 +107,7 @@ def test_what_is_padded_does_not_matter(tmp_path: Path) -> None:
     np.testing.assert_array_equal(state.parameters["s0"].grad, gradient)
 
 
-def test_plain_operators_only(tmp_path: Path) -> None:
+def test_plain_operators_only(tmp_path):
     package(tmp_path, shifted([ctc_case().xs[0].shape], batch="T"), "ctc", {})
     for name in ("training", "eval"):
         model = onnx.load(tmp_path / f"{name}_model.onnx")
@@ -117,7 +116,7 @@ def test_plain_operators_only(tmp_path: Path) -> None:
         assert [entry.domain for entry in model.opset_import] == [""]
 
 
-def test_in_a_block() -> None:
+def test_in_a_block():
     case, forward = ctc_case(), Forward(onnxblock.loss.Loss("ctc", reduction="none"))
     train = Train(onnxblock.loss.Loss("ctc", reduction="sum"))
     train.requires_grad("s0")
@@ -140,14 +139,14 @@ def test_in_a_block() -> None:
     onnx.checker.check_model(forward.to_model_proto(), full_check=True)
 
 
-def test_blanks_that_do_not_exist(tmp_path: Path) -> None:
+def test_blanks_that_do_not_exist(tmp_path):
     for blank in (5, -1):
         with refused("bad-loss-option", "blank"):
             package(tmp_path, shifted([(7, 3, 5)]), "ctc", {"blank": blank})
 
 
 @pytest.mark.parametrize(("batch", "layout"), [("batch", "NTC"), ("s24", "NTC"), ("frames", "TNC")])
-def test_axes_by_their_names(batch: str, layout: str, tmp_path: Path) -> None:
+def test_axes_by_their_names(batch, layout, tmp_path):
     """A network that gives [batch, time, classes], as most do, with no word about it."""
     case = ctc_case(layout=layout)
     package(tmp_path, shifted([case.xs[0].shape], values=[np.zeros(5)], batch=batch), "ctc", {})
@@ -158,7 +157,7 @@ def test_axes_by_their_names(batch: str, layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_targets_of_another_loss_name_no_axis(order: int, tmp_path: Path) -> None:
+def test_targets_of_another_loss_name_no_axis(order, tmp_path):
     model = parsed("""g (float[n, 4, s] x) => (float[s, n, 5] y) {
         t = Transpose <perm = [2, 0, 1]> (x)  y = MatMul(t, w)
     }""", w=np.ones((4, 5), np.float32))  # fmt: skip

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -27,7 +26,7 @@ from tests.training.forward import contents, names
 # What a package says of its loss
 
 
-def test_labels_and_their_options(tmp_path: Path) -> None:
+def test_labels_and_their_options(tmp_path):
     options = {"weight": np.array([1, 2, 3]), "ignore_index": -100}
     manifest = package(tmp_path, shifted([(4, 3)]), "cross_entropy", options)
     assert manifest.loss == "cross_entropy"
@@ -47,7 +46,7 @@ def test_labels_and_their_options(tmp_path: Path) -> None:
     assert Manifest.from_json((tmp_path / "manifest.json").read_bytes(), "m") == manifest
 
 
-def test_the_runtime_checks_labels_but_the_ignored_one(tmp_path: Path) -> None:
+def test_the_runtime_checks_labels_but_the_ignored_one(tmp_path):
     manifest = package(
         tmp_path / "package", shifted([(4, 3)]), "cross_entropy", {"ignore_index": 255}
     )
@@ -63,7 +62,7 @@ def test_the_runtime_checks_labels_but_the_ignored_one(tmp_path: Path) -> None:
         load_dataset(tmp_path / "data.npz", manifest.input_specs(), class_count=3)
 
 
-def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
+def test_labels_of_several_losses_are_checked_each(tmp_path):
     """ONNX counts -1 from the end: the last class would be trained without a word."""
     parts = [
         ("word", "cross_entropy", 1.0, ("y0",), {"ignore_index": 255}),
@@ -85,9 +84,7 @@ def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
     ("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
     ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]}),
 ])  # fmt: skip
-def test_class_weights_of_several_losses_do_not_train(
-    kind: str, options: dict[str, list[float]], tmp_path: Path
-) -> None:
+def test_class_weights_of_several_losses_do_not_train(kind, options, tmp_path):
     model = shifted([(4, 3)])
     alone = package(tmp_path / "one", model, kind, options)
     parts = [("part", kind, 1.0, (), options)]
@@ -97,7 +94,7 @@ def test_class_weights_of_several_losses_do_not_train(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) -> None:
+def test_every_loss_has_its_inputs_in_the_manifest(name, tmp_path):
     case = next(case for case in CASES.values() if case.name == name)
     manifest = package(tmp_path, shifted([x.shape for x in case.xs]), name, case.options)
     data = [(f"x{i}", "data") for i in range(len(case.xs))]
@@ -120,7 +117,7 @@ def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) ->
     assert make_loss(name, manifest.loss_options) == loss
 
 
-def test_the_schema_names_every_loss_and_optimizer() -> None:
+def test_the_schema_names_every_loss_and_optimizer():
     schema = manifest_schema()
     assert set(schema["properties"]["loss"]["enum"]) == {*LOSSES, "none", "custom"}
     kinds = schema["properties"]["optimizer"]["discriminator"]["mapping"]
@@ -146,7 +143,7 @@ def towers() -> onnx.ModelProto:
     return parsed(TOWERS, w=normal(4, 2))
 
 
-def test_predictions_are_named_in_order(tmp_path: Path) -> None:
+def test_predictions_are_named_in_order(tmp_path):
     package(tmp_path, towers(), "triplet_margin", {}, loss_inputs=["ea", "ep", "en"])
     _, module, _ = open_training(tmp_path)
     assert module.input_names() == ["a", "p", "n", "unused"]
@@ -157,7 +154,7 @@ def test_predictions_are_named_in_order(tmp_path: Path) -> None:
     assert float(module(a, p, n, n)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
+def test_targets_may_be_values_of_the_model(tmp_path):
     """A teacher that runs in the same graph, and labels as int32."""
     text = """
     both (float[N, 3] x, int32[N] classes) => (float[N, 3] student, float[N, 3] teacher)
@@ -175,7 +172,7 @@ def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
     assert np.isfinite(module(normal(4, 3), np.array([0, 1, 2, 0], np.int32)))
 
 
-def test_soft_labels_may_be_values_of_the_model_and_of_token_classifiers(tmp_path: Path) -> None:
+def test_soft_labels_may_be_values_of_the_model_and_of_token_classifiers(tmp_path):
     """Logits [N, tokens, C]: the probabilities have the same axes."""
     text = "both (float[N, 4, 3] x, float[N, 4, 3] q) => (float[N, 4, 3] y) { y = Add(x, s) }"
     model = parsed(text, s=normal(3))
@@ -188,7 +185,7 @@ def test_soft_labels_may_be_values_of_the_model_and_of_token_classifiers(tmp_pat
     assert float(module(x, np.ascontiguousarray(q))) == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
+def test_loss_inputs_that_do_not_fit(tmp_path):
     with refused("too-few-loss-inputs", "anchor, positive, negative", "--loss-input"):
         package(tmp_path / "a", towers(), "triplet_margin", {}, loss_inputs=["ea", "ep"])
     with refused("too-few-loss-inputs", "has 1 outputs"):
@@ -233,19 +230,19 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
     ("triplet_margin", {"swap": 1}, "True or False"),
     ("info_nce", {"temperature": 0}, "above 0"),
 ])  # fmt: skip
-def test_options_out_of_range(name: str, options: dict[str, object], word: str) -> None:
+def test_options_out_of_range(name, options, word):
     with refused("bad-loss-option", name, next(iter(options)), word):
         make_loss(name, options)
 
 
-def test_options_that_do_not_exist() -> None:
+def test_options_that_do_not_exist():
     with refused("unknown-loss-option", "'delta'", "reduction, layout, weight, ignore_index"):
         make_loss("cross_entropy", {"delta": 1})
     with refused("unknown-loss", "hinge", "cross_entropy, ctc"):
         make_loss("hinge")
 
 
-def test_weights_must_fit_the_model(tmp_path: Path) -> None:
+def test_weights_must_fit_the_model(tmp_path):
     with refused("bad-loss-option", "weight", "each of the 3 classes"):
         package(tmp_path, shifted([(4, 3)]), "cross_entropy", {"weight": [1, 2]})
     for weight in ([1, 2], np.ones((1, 1, 3))):
@@ -253,7 +250,7 @@ def test_weights_must_fit_the_model(tmp_path: Path) -> None:
             package(tmp_path, shifted([(4, 3)]), "bce_with_logits", {"pos_weight": weight})
 
 
-def test_options_as_people_type_them() -> None:
+def test_options_as_people_type_them():
     texts = ["weight=0.5,2,1", "ignore_index=-100", "label_smoothing=1", "reduction=sum"]
     assert parse_options("cross_entropy", texts) == {
         "weight": (0.5, 2, 1), "ignore_index": -100, "label_smoothing": 1.0, "reduction": "sum",
@@ -268,7 +265,7 @@ def test_options_as_people_type_them() -> None:
         parse_options("triplet_margin", ["p=1", "p=2"])
 
 
-def test_labels_of_another_name_are_checked(tmp_path: Path) -> None:
+def test_labels_of_another_name_are_checked(tmp_path):
     """ONNX counts negative indices from the end: -1 would train the last class."""
     text = """(float[batch, 6] input, int64[batch] y) => (float[batch, 3] output, int64[batch] same)
         { output = MatMul(input, w) same = Identity(y) }"""

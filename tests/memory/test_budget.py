@@ -43,7 +43,7 @@ def written(model: onnx.ModelProto, folder: Path, **options: Any) -> bytes:
     return (folder / "training_model.onnx").read_bytes()
 
 
-def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_training_stays_within_it(model, tmp_path):
     """The plan says so, and a real training under that limit ends well."""
     job = make_job(model, BATCH, OptimType.SGD, tmp_path)
     usual = planned(model, tmp_path / "package")
@@ -64,7 +64,7 @@ def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> Non
     assert run_training_child(dataclasses.replace(job, limit_bytes=budget)).outcome == "completed"
 
 
-def test_a_dropout_is_never_computed_again(tmp_path: Path) -> None:
+def test_a_dropout_is_never_computed_again(tmp_path):
     """It would draw another mask, of which the gradient knows nothing."""
     build_package(
         zoo.transformer_encoder(d=32, layers=3, ff=64), tmp_path, loss="cross_entropy",
@@ -76,13 +76,13 @@ def test_a_dropout_is_never_computed_again(tmp_path: Path) -> None:
     assert [node.op_type for node in nodes].count("Dropout") == len(adapter.layers)
 
 
-def test_enough_memory_changes_nothing(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_enough_memory_changes_nothing(model, tmp_path):
     assert written(model, tmp_path / "usual") == written(
         model, tmp_path / "budget", memory_budget="1 GB"
     )
 
 
-def test_sizes_of_open_axes(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_sizes_of_open_axes(model, tmp_path):
     """What is planned for longer sequences takes more: the same budget is too small for them."""
     name = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     assert name
@@ -93,7 +93,7 @@ def test_sizes_of_open_axes(model: onnx.ModelProto, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", ["length", "?"])
-def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared: str, tmp_path: Path) -> None:
+def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared, tmp_path):
     """Whether the exporter gave the computed size a name or not."""
     text = "g (float[batch, t, 4] x) => (float[batch, length, 4] y)"
     body = "{ h = Mul(x, w) y = Concat <axis = 1> (h, h) }"
@@ -114,19 +114,19 @@ def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared: str, tmp_pa
     ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
     ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
 ])  # fmt: skip
-def test_what_cannot_be_is_said(given: dict[str, object], code: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(given, code, tmp_path):
     with refused(code):
         build_package(zoo.mlp((20, 10, 5)), tmp_path / "p", loss="cross_entropy", **given)  # type: ignore[arg-type]
     assert not (tmp_path / "p").exists()
 
 
-def test_two_builds_give_the_same_bytes(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_two_builds_give_the_same_bytes(model, tmp_path):
     budget = {"memory_budget": "50 MB", "memory_batch": BATCH}
     one, other = (written(model, tmp_path / name, **budget) for name in "ab")
     assert one == other
 
 
-def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
+def test_a_recipe_means_its_own_batch(tmp_path):
     recipe = tmp_path / "recipe.toml"
     memory = "[memory]\nbudget = '60 MB'\n"
     loss = "model = 'model.onnx'\n[loss]\nkind = 'mse'\n"
@@ -135,7 +135,7 @@ def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
         assert BuildSpec.of(read_recipe(recipe)).memory_batch == samples
 
 
-def test_no_budget_where_data_decide_how_often_a_loop_turns(tmp_path: Path) -> None:
+def test_no_budget_where_data_decide_how_often_a_loop_turns(tmp_path):
     """What its gradient keeps of every turn has no bound."""
     text = """net (float[batch, 8] x) => (float[batch, 8] y) {
         first = MatMul (x, w)

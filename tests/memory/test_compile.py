@@ -101,7 +101,7 @@ def halved(name: str) -> Graphs:
     return build(MODELS[name](), least(0.5, kept(name)))
 
 
-def test_gradients_are_the_same_on_every_level(name: str) -> None:
+def test_gradients_are_the_same_on_every_level(name):
     model = MODELS[name]()
     plain, *compiled = build(model, None), kept(name), halved(name)
     given = feeds(model, plain)
@@ -117,7 +117,7 @@ def test_gradients_are_the_same_on_every_level(name: str) -> None:
                 )
 
 
-def test_what_is_computed_again_survives_on_every_level(name: str, tmp_path: Path) -> None:
+def test_what_is_computed_again_survives_on_every_level(name, tmp_path):
     """ONNX Runtime merges none of it with the first time: no level has fewer operators of a kind
     than the plain model and what was added."""
     plain, compiled = kept(name), halved(name)
@@ -132,9 +132,7 @@ def test_what_is_computed_again_survives_on_every_level(name: str, tmp_path: Pat
         assert heavy[1] > heavy[0]
 
 
-def test_memory_of_a_real_training_falls_as_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_real_training_falls_as_planned(tmp_path, monkeypatch):
     """Resident memory of a child process, beside the plan: the product's own error is 3 %."""
     model = zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14)
     found = []
@@ -166,7 +164,7 @@ generate(zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14), Path(sys.ar
 """
 
 
-def test_same_recipe_same_bytes(tmp_path: Path) -> None:
+def test_same_recipe_same_bytes(tmp_path):
     """Built once more in another process, where ONNX Runtime optimizes the planned graph anew."""
     model = zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14)
     here = generate(model, tmp_path / "here") / "training_model.onnx"
@@ -176,7 +174,7 @@ def test_same_recipe_same_bytes(tmp_path: Path) -> None:
     assert here.read_bytes() == (tmp_path / "there" / "training_model.onnx").read_bytes()
 
 
-def test_ten_steps_as_without() -> None:
+def test_ten_steps_as_without():
     """Whole trainings: the same losses, step by step."""
     model = MODELS["transformer"]()
     plain, *compiled = build(model, None), kept("transformer"), halved("transformer")
@@ -197,7 +195,7 @@ def test_ten_steps_as_without() -> None:
         np.testing.assert_allclose(each, rows[0], rtol=1e-4)
 
 
-def test_reports_what_is_computed_again() -> None:
+def test_reports_what_is_computed_again():
     report = halved("transformer").memory
     assert report.after < 0.7 * report.before
     assert any("Gelu" in each.name for each in report.decisions)
@@ -206,14 +204,14 @@ def test_reports_what_is_computed_again() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_small_models_are_left_alone() -> None:
+def test_small_models_are_left_alone():
     model = zoo.mlp((20, 10, 5))
     plain, usual = build(model, None), build(model, MemorySpec())
     assert usual.memory is None
     assert ir.to_proto(plain.training) == ir.to_proto(usual.training)
 
 
-def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
+def test_planned_peak_is_that_of_the_written_model(tmp_path):
     """What is promised holds for the file: it is read again as ONNX Runtime executes it."""
     model = MODELS["transformer"]()
     compiled = halved("transformer")
@@ -230,7 +228,7 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     assert dataclasses.asdict(compiled.memory)["before"] > peak
 
 
-def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> None:
+def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path):
     graph = written(kept("transformer"), tmp_path)
     forward = Step(graph).forward
     shared = 0
@@ -243,7 +241,7 @@ def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> N
     assert shared  # what an operator may overwrite, it does
 
 
-def test_no_form_of_a_weight_is_held_for_the_backward_pass(tmp_path: Path) -> None:
+def test_no_form_of_a_weight_is_held_for_the_backward_pass(tmp_path):
     """Convolutions of small planes are products with forms of the same size, forth and back."""
     graph = written(kept("mobilenet"), tmp_path)
     forward = Step(graph).forward
@@ -256,7 +254,7 @@ def test_no_form_of_a_weight_is_held_for_the_backward_pass(tmp_path: Path) -> No
     assert forms > 1
 
 
-def test_forms_of_weights_wait_until_they_are_read(tmp_path: Path) -> None:
+def test_forms_of_weights_wait_until_they_are_read(tmp_path):
     graphs = halved("mobilenet")
     graph = written(graphs, tmp_path)
     # Views that keep sizes apart read the flag.
@@ -295,9 +293,7 @@ def written(graphs: Graphs, folder: Path) -> RuntimeGraph:
     )
 
 
-def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_backward_pass_reads_the_copy_of_what_a_product_transposes(monkeypatch):
     """ONNX Runtime makes transposes a part of products: forward, in the copy, and in the gradient.
 
     The gradient reads the transposed value by a name that the runtime's graph does not have. If it
@@ -328,7 +324,7 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
     assert found.after < choices[0].peak + one
 
 
-def test_casts_are_computed_again() -> None:
+def test_casts_are_computed_again():
     """Nodes whose type is an attribute."""
     text = " ".join(
         f"a{i} = MatMul(h{i}, w{i}) p{i} = Greater(a{i}, zero) c{i} = Cast<to = 1>(p{i}) "
@@ -350,9 +346,7 @@ def test_casts_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize("code", ["models-stall", "models-memory", "models-crash"])
-def test_only_operators_that_are_not_here_leave_a_model_as_it_is(
-    code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_operators_that_are_not_here_leave_a_model_as_it_is(code, monkeypatch):
     """What a hostile model does to the process that loads it ends the build."""
 
     def fail(*_: object) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -67,7 +66,7 @@ ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_are_those_of_the_activation(activation: str) -> None:
+def test_gradients_are_those_of_the_activation(activation):
     model = network(activation)
     plain, compiled = (build(model, BIASES, memory) for memory in (None, ORDER))
     assert compiled.memory.after < compiled.memory.before
@@ -89,7 +88,7 @@ def kept(graph: RuntimeGraph) -> list[int]:
 
 
 @pytest.mark.parametrize("activation", ["Relu", "ReLU6", "LeakyRelu"])
-def test_a_byte_is_kept_of_each_element(activation: str, tmp_path: Path) -> None:
+def test_a_byte_is_kept_of_each_element(activation, tmp_path):
     graph = written(build(network(activation), BIASES, ORDER), tmp_path)
     assert kept(graph) == [SIZE] * LAYERS
     made = {"And", "Cast", "Greater", "Less"}
@@ -102,15 +101,13 @@ def test_a_byte_is_kept_of_each_element(activation: str, tmp_path: Path) -> None
     assert max(masks) < max(Step(graph).forward)
 
 
-def test_what_a_weight_gradient_reads_is_kept_once(tmp_path: Path) -> None:
+def test_what_a_weight_gradient_reads_is_kept_once(tmp_path):
     """The weight of the third convolution is trained, and reads the second activation."""
     graph = written(build(network("ReLU6"), (*BIASES, "w2"), ORDER), tmp_path)
     assert kept(graph) == [SIZE] * (LAYERS - 1) + [4 * SIZE]
 
 
-def test_nothing_changes_where_weight_gradients_read_the_activations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_changes_where_weight_gradients_read_the_activations(monkeypatch):
     """But for the last, and one mask of ten is not worth an order of its own."""
     names = (*BIASES, *(f"w{i}" for i in range(LAYERS)))
     found = build(network("ReLU6"), names, ORDER)
@@ -120,7 +117,7 @@ def test_nothing_changes_where_weight_gradients_read_the_activations(
     )
 
 
-def test_what_is_computed_again_goes_with_masks() -> None:
+def test_what_is_computed_again_goes_with_masks():
     """Biases of a MobileNetV2 with training-mode batch normalization, and half of the memory."""
     model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
     biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
@@ -150,7 +147,7 @@ def digest() -> str:
     return hashlib.sha256(ir.to_proto(training).SerializeToString()).hexdigest()
 
 
-def test_two_builds_give_the_same_bytes() -> None:
+def test_two_builds_give_the_same_bytes():
     """Once more in a process that puts sets into another order."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "7"}

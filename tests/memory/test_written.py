@@ -56,9 +56,7 @@ def build(model: onnx.ModelProto, memory: MemorySpec) -> Graphs:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("share", [None, 0.6])
-def test_takes_what_was_planned(
-    masked: bool, share: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_takes_what_was_planned(masked, share, monkeypatch):
     """A mask is a Boolean input, as the flag is that resets gradients."""
     model = gated(6, masked=masked)
     kept = build(model, MemorySpec(batch=16, limit=1 << 40)).memory
@@ -80,7 +78,7 @@ def test_takes_what_was_planned(
     assert report.after <= (share or 0.9) * report.before
 
 
-def test_depth_is_no_limit() -> None:
+def test_depth_is_no_limit():
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 130)
     try:
@@ -90,7 +88,7 @@ def test_depth_is_no_limit() -> None:
     assert report.decisions
 
 
-def test_a_long_chain_from_a_weight_waits_until_it_is_read() -> None:
+def test_a_long_chain_from_a_weight_waits_until_it_is_read():
     values = {"x": Value("x", 4, ("n",), (4,)), "w": Value("w", 4, (4,), (4,))}
     names = [f"v{i}" for i in range(5000)]
     nodes = [Node("first", "Neg", "", ("x",), ("h",), {})]
@@ -101,7 +99,7 @@ def test_a_long_chain_from_a_weight_waits_until_it_is_read() -> None:
     assert [node.name for node in weights_late(graph, ["w"]).nodes] == [n.name for n in nodes]
 
 
-def test_a_decision_counts_all_outputs_of_a_node() -> None:
+def test_a_decision_counts_all_outputs_of_a_node():
     sizes = {"x": 8192, "a": 65536, "b": 128, "c": 16384, "loss": 1, "g": 8}
     values = {name: Value(name, 4, (name,), (size,)) for name, size in sizes.items()}
     parts = ("a", "b", "c")
@@ -129,7 +127,7 @@ def executed(path: Path, level: str, feeds: dict[str, np.ndarray]) -> tuple[list
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", ["rows", 3])
-def test_same_nodes_run_twice_and_late(level: str, rows: str | int, tmp_path: Path) -> None:
+def test_same_nodes_run_twice_and_late(level, rows, tmp_path):
     """Without the edge, elimination of common subexpressions leaves one Tanh, at the start."""
     x = ir.val("x", ir.DataType.FLOAT, [rows, 4])
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="twice")
@@ -172,7 +170,7 @@ def backward(layers: int, biases_first: bool) -> ir.Model:
 
 
 @pytest.mark.parametrize("biases_first", [False, True])
-def test_gradients_at_once(biases_first: bool, tmp_path: Path) -> None:
+def test_gradients_at_once(biases_first, tmp_path):
     path = tmp_path / "model.onnx"
     ir.save(backward(6, biases_first), path)
     graph = gradients_at_once(load_runtime_graph(path, {}))
@@ -185,7 +183,7 @@ def test_gradients_at_once(biases_first: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("biases_first", [False, True])
-def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_path: Path) -> None:
+def test_profile_shows_the_planned_order(level, biases_first, tmp_path):
     model = backward(6, biases_first)
     path = tmp_path / "model.onnx"
     ir.save(model, path)
@@ -203,9 +201,7 @@ def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["keyword-gru", "mobilenet-v3"])
-def test_no_view_of_computed_shape_comes_before_one_of_known_size(
-    name: str, tmp_path: Path
-) -> None:
+def test_no_view_of_computed_shape_comes_before_one_of_known_size(name, tmp_path):
     built = models.build(models.CASES[name], tmp_path)
     graph = onnx.load(built.folder / "package" / "training_model.onnx").graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}

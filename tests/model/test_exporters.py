@@ -1,7 +1,6 @@
 """Parameters are found by the names that they had before PyTorch's exporters renamed them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from odtpack.model.exporters import (
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
 from odtpack.package.candidates import candidates, resolve
-from tests.command import Run
 from tests.model_text import add_initializers, parsed
 from tests.passes.tools import assert_same, parse, random_feeds
 
@@ -50,7 +48,7 @@ def _names(*arguments: Any, **values: tuple[int, ...]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("bias", "weight"), [("head.bias", "head.weight"), ("mha.in_proj_bias", "mha.in_proj_weight")]
 )
-def test_beside_a_bias(bias: str, weight: str) -> None:
+def test_beside_a_bias(bias, weight):
     body = LINEAR.replace("head.bias", bias)
     assert _names(body, **{"val_1": (3, 2), bias: (2,)}) == {"val_1": weight}
 
@@ -64,7 +62,7 @@ def test_beside_a_bias(bias: str, weight: str) -> None:
          "r = Mul(c, s) w = DequantizeLinear(CODES, z) e = MatMul(x, w) "
          "h = odtpack.StraightThrough(r, e)", (32, 2)),
 ])  # fmt: skip
-def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
+def test_beside_a_bias_of_a_product_of_few_bits(product, codes):
     """Olive keeps optimum's bias, whose name is the module's; the node's is a part of it."""
     name = "onnx::MatMul_5_Q4"
     product = product.replace("CODES", f'"{name}"')
@@ -80,7 +78,7 @@ def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, 
     ("/layers.0/query/MatMul", "layers.0.query"),
     ("/blocks/blocks.0/mlp/mlp.2/MatMul_1", "blocks.0.mlp.2"),
 ])  # fmt: skip
-def test_within_a_module(node: str, path: str) -> None:
+def test_within_a_module(node, path):
     assert _names(f'["{node}"] y = MatMul(x, "onnx::MatMul_5")', **{"onnx::MatMul_5": (3, 2)}) == {
         "onnx::MatMul_5": f"{path}.weight"
     }
@@ -97,7 +95,7 @@ def _noted(
     return model
 
 
-def test_made_up_names() -> None:
+def test_made_up_names():
     body = 'a = Add(x, val_1) b = Add(a, "onnx::Add_2") c = Add(b, scale) d = Add(c, zeros_like) '
     names = ("val_1", "onnx::Add_2", "scale", "zeros_like", "norm.bias")
     model = _model(body + 'y = Add(d, "norm.bias")', **dict.fromkeys(names, (3,)))
@@ -107,14 +105,14 @@ def test_made_up_names() -> None:
     assert made_up(noted.graph) == {"val_1", "onnx::Add_2", "zeros_like"}
 
 
-def test_fills_that_the_exporter_computed() -> None:
+def test_fills_that_the_exporter_computed():
     model = _model("a = Mul(x, scale) y = Add(a, zeros_like)", scale=(3,))
     add_initializers(model, {"zeros_like": np.zeros((4, 3), np.float32)})
     assert candidates(load_model(model)) == ["scale", "zeros_like"]
     assert candidates(load_model(_noted(model, scale="PARAMETER"))) == ["scale"]
 
 
-def test_what_the_exporter_noted_of_its_folding() -> None:
+def test_what_the_exporter_noted_of_its_folding():
     notes = {
         "view": "['a.gamma', 'val_1']",  # a layout
         "exp_2": "['a.gamma']",
@@ -140,7 +138,7 @@ def test_what_the_exporter_noted_of_its_folding() -> None:
     assert module_names(loaded.graph) == {"view": "a.gamma"}
 
 
-def test_a_transpose_that_was_folded_under_the_name_of_its_operation() -> None:
+def test_a_transpose_that_was_folded_under_the_name_of_its_operation():
     model = _model("h = MatMul(x, table) y = MatMul(h, permute)", table=(3, 5))
     table = numpy_helper.to_array(model.graph.initializer[0])
     add_initializers(model, {"permute": table.T.copy()})
@@ -148,7 +146,7 @@ def test_a_transpose_that_was_folded_under_the_name_of_its_operation() -> None:
     assert candidates(load_model(_noted(model, table="PARAMETER"))) == ["table"]
 
 
-def test_what_torch_export_notes() -> None:
+def test_what_torch_export_notes():
     scopes = "['', 'blocks.0.attention', 'linear']"
     assert _names("y = MatMul(x, val_5)", scopes, val_5=(3, 2)) == {
         "val_5": "blocks.0.attention.weight"
@@ -158,7 +156,7 @@ def test_what_torch_export_notes() -> None:
 @pytest.mark.parametrize(
     "scopes", ["", "[", "['a'", "{'a': 1}", "['', 3, 'x']", "['x']", "[]", "a()", "[" * 5000]
 )
-def test_notes_that_make_no_sense(scopes: str) -> None:
+def test_notes_that_make_no_sense(scopes):
     assert _names("y = MatMul(x, val_5)", scopes, val_5=(3, 2)) == {}
 
 
@@ -169,17 +167,17 @@ def test_notes_that_make_no_sense(scopes: str) -> None:
     '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
     '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name
 ])  # fmt: skip
-def test_what_stays_without_a_name(body: str) -> None:
+def test_what_stays_without_a_name(body):
     shapes = {"val_1": (3, 3)} | ({"val_2": (3, 3)} if "val_2" in body else {})
     assert _names(body, **shapes) == {}
 
 
-def test_a_name_that_the_model_has_already() -> None:
+def test_a_name_that_the_model_has_already():
     body = '["/a/MatMul"] h = MatMul(x, val_1) y = MatMul(h, "a.weight")'
     assert _names(body, **{"val_1": (3, 3), "a.weight": (3, 3)}) == {}
 
 
-def test_patterns_find_both_names() -> None:
+def test_patterns_find_both_names():
     shapes = {"val_1": (3, 2), "head.bias": (2,), "val_2": (3, 3)}
     body = LINEAR + ' ["/body/MatMul"] k = MatMul(x, val_2) z = Relu(k)'
     model = load_model(_model(body, **shapes))
@@ -209,14 +207,14 @@ SPREAD = '["/b/l/MatMul"] h = MatMul(x, val_1) ["/b/m/MatMul"] y = MatMul(h, val
     (SPREAD, "b.*", ["val_1"]),
     (SPREAD, "b.l.*", []),
 ])  # fmt: skip
-def test_a_pattern_finds_all_of_a_module(body: str, pattern: str, hits: list[str]) -> None:
+def test_a_pattern_finds_all_of_a_module(body, pattern, hits):
     """Also what has no name of its own there, as the weights of stacked recurrent layers."""
     names = ("val_1", "val_2", "a.weight", "box.e.own")
     graph = load_model(_model(body, **{name: (3, 3) for name in names if name in body})).graph
     assert matching(pattern, graph.initializers, known_names(graph)) == hits
 
 
-def test_a_group_and_an_adapter_find_all_of_a_module(tmp_path: Path) -> None:
+def test_a_group_and_an_adapter_find_all_of_a_module(tmp_path):
     body = TWO.replace("y =", "k =") + " y = MatMul(k, w)"
     proto = _model(body, **dict.fromkeys(("val_1", "val_2", "w"), (3, 3)))
     layers = find_layers(load_model(proto).graph)
@@ -226,7 +224,7 @@ def test_a_group_and_an_adapter_find_all_of_a_module(tmp_path: Path) -> None:
     assert [[*group.parameters] for group in manifest.groups] == [["val_1", "val_2"], ["w"]]
 
 
-def test_a_container_that_no_name_shows_is_told(tmp_path: Path) -> None:
+def test_a_container_that_no_name_shows_is_told(tmp_path):
     body = '["/e/MatMul"] h = MatMul(x, val_1) ["/t/MatMul"] y = MatMul(h, "box.t.weight")'
     proto = _model(body, **{"val_1": (3, 3), "box.t.weight": (3, 3)})
     for pattern, count in (("box.*", 1), ("e.*", 0)):
@@ -238,7 +236,7 @@ def test_a_container_that_no_name_shows_is_told(tmp_path: Path) -> None:
         assert sum("no pattern matches val_1 of e" in note for note in notes) == count
 
 
-def test_inspect_shows_both_names(tmp_path: Path, run: Run) -> None:
+def test_inspect_shows_both_names(tmp_path, run):
     path = tmp_path / "model.onnx"
     onnx.save(_model(LINEAR, **{"val_1": (3, 2), "head.bias": (2,)}), path)
     printed = run("inspect", path, "--json", code=0)
@@ -281,12 +279,12 @@ def _stays(model: ir.Model, **arguments: object) -> bool:
     return ir.to_proto(after) == ir.to_proto(model)
 
 
-def test_by_the_names_of_nodes() -> None:
+def test_by_the_names_of_nodes():
     named = {f"{module}.weight": [f"/{module}/LayerNormalization"] for module in "ab"}
     assert _split(parse(OF_MODULES)) == named
 
 
-def test_by_what_torch_export_notes() -> None:
+def test_by_what_torch_export_notes():
     model = parse(TWO_NORMS % ("one", "two"))
     for node, path in zip(model.graph, ("blocks.0.norm", "blocks.1.norm"), strict=True):
         node.metadata_props[SCOPES] = f"['', '{path}', 'layer_norm']"
@@ -294,7 +292,7 @@ def test_by_what_torch_export_notes() -> None:
 
 
 @pytest.mark.parametrize("values", ["1, 1, 1, 1", "1, 1, 2, 1"], ids=["ones", "equal layers"])
-def test_by_the_identities_that_the_older_exporter_leaves(values: str) -> None:
+def test_by_the_identities_that_the_older_exporter_leaves(values):
     """It knows a tied parameter by one name, and leaves no Identity of it."""
     model = parse(
         f"""g (float[N, 4] x) => (float[N, 4] y) <float[4] "a.weight" = {{{values}}}> {{
@@ -305,7 +303,7 @@ def test_by_the_identities_that_the_older_exporter_leaves(values: str) -> None:
     assert _split(model) == {"a.weight": ["two"], "b.weight": ["one"]}
 
 
-def test_a_scale_that_shares_its_ones_with_a_variance() -> None:
+def test_a_scale_that_shares_its_ones_with_a_variance():
     model = parse(
         """g (float[N, 2, 3] x) => (float[N, 2, 3] y)
             <float[2] "n.weight" = {1, 1}, float[2] "n.bias" = {0.5, 1}, float[2] mean = {1, 2}> {
@@ -315,7 +313,7 @@ def test_a_scale_that_shares_its_ones_with_a_variance() -> None:
     assert set(_split(model)) == {"n.weight", "n.bias", "mean", "n.running_var"}
 
 
-def test_a_name_that_is_taken() -> None:
+def test_a_name_that_is_taken():
     model = parse(
         """g (float[N, 4] x) => (float[N, 4] y)
             <float[4] "a.weight" = {1, 1, 1, 1}, float[4] "b.weight" = {1, 2, 3, 4}> {
@@ -331,25 +329,25 @@ def test_a_name_that_is_taken() -> None:
     ("one", "two"),  # nothing says where they come from
     ("model/a/Norm", "model/b/Norm"),  # names of another exporter
 ])  # fmt: skip
-def test_one_module(names: tuple[str, str]) -> None:
+def test_one_module(names):
     assert _stays(parse(TWO_NORMS % names))
 
 
-def test_what_was_trained_is_shared_on_purpose() -> None:
+def test_what_was_trained_is_shared_on_purpose():
     assert _stays(parse(OF_MODULES.replace("{1, 1, 1, 1}", "{1, 1, 1, 2}")))
 
 
-def test_constants_of_the_file_are_no_parameters() -> None:
+def test_constants_of_the_file_are_no_parameters():
     text = OF_MODULES.replace('<float[4] "a.weight" = {1, 1, 1, 1}>', "")
     constant = '{ "a.weight" = Constant<value = float[4] {1, 1, 1, 1}>()'
     proto = parsed(text.replace("{", constant, 1))
     assert list(load_model(proto).graph.initializers) == ["a.weight"]
 
 
-def test_what_the_caller_names() -> None:
+def test_what_the_caller_names():
     assert _stays(parse(OF_MODULES), keep=["a.weight"])
 
 
 @pytest.mark.parametrize("name", ["val_3", "tmp"])
-def test_a_factor_is_no_parameter(name: str) -> None:
+def test_a_factor_is_no_parameter(name):
     assert _stays(parse(OF_MODULES.replace("a.weight", name)))

@@ -1,6 +1,5 @@
 """Inputs that are not samples: constants, states that start at zero, samples on another axis."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ X, STATE, TARGET = (
 
 
 @pytest.mark.parametrize("state", ["zeros", "axis:1"])
-def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None:
+def test_a_step_is_that_of_the_settled_model(state, tmp_path):
     notes: list[str] = []
     package = built_package(
         speech(), tmp_path / "p", loss="mse", optimizer=SGD(), remark=notes.append,
@@ -73,7 +72,7 @@ def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None
     np.testing.assert_allclose(found, (X * 3 + STATE.sum(1)) @ stepped, rtol=1e-4, atol=1e-4)
 
 
-def test_samples_on_another_axis_are_told_and_not_fed(tmp_path: Path) -> None:
+def test_samples_on_another_axis_are_told_and_not_fed(tmp_path):
     """``state`` has two layers first: batches of its rows would be nonsense."""
     notes: list[str] = []
     build_package(speech(), tmp_path / "p", loss="mse", inputs=("rate=3",), remark=notes.append)
@@ -83,7 +82,7 @@ def test_samples_on_another_axis_are_told_and_not_fed(tmp_path: Path) -> None:
         Package.open(tmp_path / "p").load_data(tmp_path / "data.npz")
 
 
-def test_a_recipe_says_the_same(tmp_path: Path) -> None:
+def test_a_recipe_says_the_same(tmp_path):
     onnx.save(speech(), tmp_path / "speech.onnx")
     (tmp_path / "recipe.toml").write_text(
         'model = "speech.onnx"\npackage = "p"\n[inputs]\nrate = 3\nstate = "zeros"\n'
@@ -104,9 +103,7 @@ def test_a_recipe_says_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "cast"), [("float", 1), ("float16", 10), ("int32", 6)])
 @pytest.mark.parametrize("shape", ["", "[1]", "[4]"])
-def test_a_number_has_the_type_of_its_input(
-    kind: str, cast: int, shape: str, tmp_path: Path
-) -> None:
+def test_a_number_has_the_type_of_its_input(kind, cast, shape, tmp_path):
     text = f"""scaled (float[batch, 4] x, {kind}{shape} rate) => (float[batch, 3] y)
         {{ scale = Cast <to = 1> (rate) seen = Mul(x, scale) y = MatMul(seen, w) }}"""
     model = parsed(text, w=WEIGHT)
@@ -120,12 +117,12 @@ def test_a_number_has_the_type_of_its_input(
     [("sate=zeros", "unknown-value"), ("state=axis:3", "bad-input-setting"), ("rate=2.5",
      "bad-input-setting"), ("state=1,2", "bad-input-setting"), ("rate", "unknown-value")],
 )  # fmt: skip
-def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be(setting, code, tmp_path):
     with refused(code, setting.split("=", maxsplit=1)[0]):
         build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
 
 
-def test_a_state_that_is_computed_from_the_loss_is_told_from_statistics(tmp_path: Path) -> None:
+def test_a_state_that_is_computed_from_the_loss_is_told_from_statistics(tmp_path):
     """The inference template takes it, though nothing in it needs it."""
     text = """baseline (float[N, 4] x, float[1] level) => (float loss, float[1] next) {
         y = MatMul(x, w) square = Mul(y, y) loss = ReduceMean <keepdims = 0> (square)
@@ -152,9 +149,7 @@ def stream() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("step_model", ["never", "always"])
-def test_a_state_is_carried_from_step_to_step(
-    step_model: str, batches: int, tmp_path: Path
-) -> None:
+def test_a_state_is_carried_from_step_to_step(step_model, batches, tmp_path):
     package = built_package(
         stream(), tmp_path / "p", loss="mse", optimizer=SGD(), step_model=step_model,
         inputs=("state=carry:new",), sizes=("N=5",),
@@ -198,9 +193,7 @@ def test_a_state_is_carried_from_step_to_step(
     ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
     ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
 ])  # fmt: skip
-def test_states_that_cannot_be_carried(
-    setting: str, options: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_states_that_cannot_be_carried(setting, options, said, tmp_path):
     with pytest.raises(OdtpackError) as caught:
         build_package(stream(), tmp_path / "p", loss="mse", inputs=(setting,), **options)
     assert said in f"{caught.value.what} {caught.value.hint}"
@@ -219,8 +212,8 @@ two (float[{0}, 4] x, float rate) => (float[{0}, 3] near, float[{0}, 3] far, flo
     ("?, ?", ("rate=3",), ["more"]),
 ])  # fmt: skip
 def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
-    shape: str, settings: tuple[str, ...], known: list[str], format_: str, tmp_path: Path
-) -> None:
+    shape, settings, known, format_, tmp_path
+):
     """The model for inference has inputs as they came, the evaluation model as they are fed."""
     model = parsed(TWO.format(shape), w=WEIGHT)
     package = built_package(
@@ -250,9 +243,7 @@ OPEN = "any (float[batch, tokens] x) => (float[batch, tokens] y) { y = MatMul(x,
     ("sizes", "shape"),
     [(["tokens=4"], ("batch", 4)), (["x=5,4"], (5, 4)), (["batch=5", "x=5,4"], (5, 4))],
 )
-def test_sizes_are_fixed_everywhere(
-    sizes: list[str], shape: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_sizes_are_fixed_everywhere(sizes, shape, tmp_path):
     """The output that has the axis's name, the target, and the model for inference too."""
     weight = RANDOM.standard_normal((4, 4)).astype(np.float32)
     manifest = build_package(parsed(OPEN, w=weight), tmp_path / "p", loss="mse", sizes=sizes)
@@ -264,7 +255,7 @@ def test_sizes_are_fixed_everywhere(
     assert loss == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)
 
 
-def test_verify_finds_the_sizes_that_the_build_found(tmp_path: Path) -> None:
+def test_verify_finds_the_sizes_that_the_build_found(tmp_path):
     """Without recorded losses nothing says that x has as many columns as the weight has rows."""
     model = parsed(OPEN, w=np.zeros((37, 3), np.float32))
     model.graph.output[0].type.tensor_type.shape.ClearField("dim")
@@ -277,7 +268,7 @@ def test_verify_finds_the_sizes_that_the_build_found(tmp_path: Path) -> None:
     "sizes",
     [["nothing=3"], ["x=5"], ["x=5,4,1"], ["batch=0"], ["batch=5,4"], ["batch=4", "x=5,4"], ["x"]],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: list[str], tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes, tmp_path):
     model = parsed(OPEN, w=np.eye(4, dtype=np.float32))
     with refused("bad-input-setting", r"the inputs are x \[batch, tokens\]"):
         build_package(model, tmp_path / "p", loss="mse", sizes=sizes)

@@ -1,7 +1,6 @@
 """Models that are hostile or odd before anything is differentiated."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +13,6 @@ from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import OdtpackError
-from tests.command import Run
 from tests.model_text import add_initializers, parsed, run
 from tests.packaging_tools import built_training
 from tests.refused import refused
@@ -46,9 +44,7 @@ OTHERS = {"ConvTranspose": ", k", "Resize": ", , , sizes"}
 
 
 @pytest.mark.parametrize(("call", "opset"), POOLED)
-def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
-    call: str, opset: int, tmp_path: Path
-) -> None:
+def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(call, opset, tmp_path):
     """Means took their number from the standard's inference."""
     text = f"""g (float[batch, 1, 5, 6] x) => (float[batch, 1, 1, 1] y) {{
         k = Constant <value = float[1, 1, 2, 2] {{1, 2, 3, 4}}> ()
@@ -76,7 +72,7 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
     ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
          " ceil_mode = 1> (x)", 18, "gaps"),
 ])  # fmt: skip
-def test_a_size_that_cannot_be_had_is_refused(call: str, opset: int, why: str) -> None:
+def test_a_size_that_cannot_be_had_is_refused(call, opset, why):
     text = "g (float[batch, 1, 5, 6] x) => (float[batch, 1, h, w] p) <int64[2] sizes = {8, 9}>"
     model = parsed(f"{text} {{ {call} }}", opset)
     with refused("unsupported-node", why) as error:
@@ -84,7 +80,7 @@ def test_a_size_that_cannot_be_had_is_refused(call: str, opset: int, why: str) -
     assert error.value.hint == "change the node in the model"
 
 
-def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:
+def test_a_vector_declared_absurdly_long_is_not_propagated():
     model = parsed(
         "g (int64[1000000000000] a, int64[1000000000000] b, float[2] x) => (float[2] y) "
         "{ c = Add(a, b) y = Relu(x) }"
@@ -92,7 +88,7 @@ def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:
     assert load_model(model).graph.outputs[0].name == "y"
 
 
-def test_annotations_that_contradict_the_graph_do_not_count() -> None:
+def test_annotations_that_contradict_the_graph_do_not_count():
     """ONNX Runtime ignores them. Believed, they leave out a sum over the samples, in silence."""
     text = """g (float[5, 6] x, float[5] t) => (float y)
     <float[1, 4] h, float[1, 4] b, float[7, 7, 7] s, int32[3] d, float e, float[5, 4] u> {
@@ -108,7 +104,7 @@ def test_annotations_that_contradict_the_graph_do_not_count() -> None:
     assert {value.dtype for node in graph for value in node.outputs} == {ir.DataType.FLOAT}
 
 
-def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path) -> None:
+def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path):
     text = "g (float[5, 3] x) => (float[5, 4] y) <float[1, 4] h, float[1, 4] y>"
     rng = np.random.default_rng(2)
     w, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4,), (5, 3)))
@@ -123,7 +119,7 @@ def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path)
     np.testing.assert_allclose(state.parameters["bias"].data, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_absent_inputs_at_the_end_of_a_node_are_dropped() -> None:
+def test_absent_inputs_at_the_end_of_a_node_are_dropped():
     text = "g (float[2, 4] x, float[4] scale) => (float[2, 4] y)"
     (node,) = load_model(parsed(f"{text} {{ y = LayerNormalization(x, scale, ) }}")).graph
     assert [value.name for value in node.inputs if value is not None] == ["x", "scale"]
@@ -131,7 +127,7 @@ def test_absent_inputs_at_the_end_of_a_node_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("before", ["", "n = NonZero(x) flat = Cast<to = 1>(n)"])
-def test_shapes_from_before_an_input_was_made_dynamic_do_not_count(before: str) -> None:
+def test_shapes_from_before_an_input_was_made_dynamic_do_not_count(before):
     """``batch`` is any number, whatever is declared behind it; 4 is computed, and stays."""
     text = f"""g (float[batch, 4] x, float[4] w) => (float[1, 2, 2] y)
     <float[1, 4] h, float[1, 4] r, int64[3] shape = {{0, 2, 2}}>
@@ -142,7 +138,7 @@ def test_shapes_from_before_an_input_was_made_dynamic_do_not_count(before: str) 
     assert shapes["y"] == ("batch", 2, 2)
 
 
-def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
+def test_the_standard_domain_may_be_imported_by_its_long_name():
     model = parsed("g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = Mul(x, w) }")
     model.opset_import[0].domain = "ai.onnx"
     loaded = load_model(model)
@@ -151,7 +147,7 @@ def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, "-1", "?"])
-def test_what_is_not_a_size_is_any_number(size: int | str) -> None:
+def test_what_is_not_a_size_is_any_number(size):
     """Some exporters write a dynamic batch so, and ONNX Runtime takes it as one."""
     model = parsed("g (float[batch, 4] x, float[4] w) => (float[batch, 4] y) { y = Mul(x, w) }")
     for info in (model.graph.input[0], model.graph.output[0]):
@@ -163,7 +159,7 @@ def test_what_is_not_a_size_is_any_number(size: int | str) -> None:
         assert (batch in (-1, size) or isinstance(batch, int), width) == (False, 4)
 
 
-def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
+def test_a_reshape_to_computed_sizes_has_a_rank():
     text = """g (float[n, t, 4] x, float[4] w) => (float[rows, 4] y)
     <int64 zero = {0}, int64 one = {1}, int64[1] four = {4}, int64[1] one1 = {1}> {
         shape = Shape(x) n = Gather(shape, zero) t = Gather(shape, one) nt = Mul(n, t)
@@ -175,7 +171,7 @@ def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
     assert (isinstance(rows, int), width) == (False, 4)
 
 
-def test_what_follows_a_branch_and_cannot_be_inferred_has_its_annotation() -> None:
+def test_what_follows_a_branch_and_cannot_be_inferred_has_its_annotation():
     text = """g (float[n, 1, 4] x) => (float[n, 4] y)
     <int64[1] one = {1}, float[n, 4] a, float[n, 4] b, float[n, 1, 4] c> {
         shape = Shape(x) size = Gather(shape, one) single = Equal(size, one)
@@ -189,7 +185,7 @@ def test_what_follows_a_branch_and_cannot_be_inferred_has_its_annotation() -> No
     assert found["c"] == found["a"] == found["b"] == found["y"] == ("n", 4)
 
 
-def test_a_name_that_two_axes_of_a_value_have_says_nothing() -> None:
+def test_a_name_that_two_axes_of_a_value_have_says_nothing():
     """PyTorch's older exporter gives one to axes of different sizes."""
     text = """
     g (float[n, 4] x, bool[k] which, float[4] w) => (float[same, 4, same] y, float[own, 4] z)
@@ -227,7 +223,7 @@ def model() -> onnx.ModelProto:
     return proto
 
 
-def test_a_node_that_was_made_stands_for_the_users(model: onnx.ModelProto) -> None:
+def test_a_node_that_was_made_stands_for_the_users(model):
     said = "node '38_MatMul/QuantizeLinear/Div' reads 'fc.weight' and '38_GRU'"
     with pytest.raises(OdtpackError) as caught, named_cause(model):
         raise OdtpackError("unsupported-node", said, hint="--freeze 'onnx::Conv_102'")
@@ -235,12 +231,12 @@ def test_a_node_that_was_made_stands_for_the_users(model: onnx.ModelProto) -> No
     assert caught.value.hint == "--freeze 'conv.weight'"
 
 
-def test_a_package_shows_both_names(model: onnx.ModelProto, tmp_path: Path, run: Run) -> None:
+def test_a_package_shows_both_names(model, tmp_path, run):
     build_package(model, tmp_path / "p", loss="mse", loss_inputs=("spare",))
     assert "onnx::Conv_102 (conv.weight)" in run("inspect", tmp_path / "p", code=0).out
 
 
-def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_an_adapter_is_proposed_where_it_can_be(model, tmp_path):
     del model.graph.node[3:]
     onnx.save(model, tmp_path / "model.onnx")
     text = draft(tmp_path / "model.onnx", tmp_path)
@@ -248,7 +244,7 @@ def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path
     build_package(model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=("fc",))
 
 
-def test_what_only_the_loss_needs_is_told(tmp_path: Path, run: Run) -> None:
+def test_what_only_the_loss_needs_is_told(tmp_path, run):
     """A model with its loss inside also gives its accuracy, which reads the labels."""
     text = """g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
         logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, t)

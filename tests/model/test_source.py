@@ -39,7 +39,7 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
 
 @given(models())
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_what_is_left_out_can_be_put_back(model: onnx.ModelProto) -> None:
+def test_what_is_left_out_can_be_put_back(model):
     content = memoryview(model.SerializeToString())
     light, bodies = external_data.detach(content)
     restored = onnx.ModelProto.FromString(bytes(light))
@@ -55,7 +55,7 @@ def test_what_is_left_out_can_be_put_back(model: onnx.ModelProto) -> None:
 
 @given(models(), st.data())
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_damaged_bytes_are_left_to_protobuf(model: onnx.ModelProto, data: st.DataObject) -> None:
+def test_damaged_bytes_are_left_to_protobuf(model, data):
     content = bytearray(model.SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
@@ -81,7 +81,7 @@ def values(model: ir.Model) -> dict[str, np.ndarray]:
     return {name: v.const_value.numpy() for name, v in kept if v.const_value is not None}
 
 
-def test_a_model_is_the_same_wherever_it_comes_from(tmp_path: Path) -> None:
+def test_a_model_is_the_same_wherever_it_comes_from(tmp_path):
     model = zoo.mlp()
     inline, external = tmp_path / "inline.onnx", tmp_path / "external.onnx"
     onnx.save(model, inline)
@@ -96,7 +96,7 @@ def test_a_model_is_the_same_wherever_it_comes_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "proto", "ir"])
-def test_a_large_tensor_must_have_all_its_bytes(kind: str, tmp_path: Path) -> None:
+def test_a_large_tensor_must_have_all_its_bytes(kind, tmp_path):
     model = zoo.mlp()
     model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
     if kind == "ir":  # onnx_ir itself finds out when it reads them
@@ -109,7 +109,7 @@ def test_a_large_tensor_must_have_all_its_bytes(kind: str, tmp_path: Path) -> No
         load_model(path if kind == "path" else model)
 
 
-def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_large_tensors_of_one_name_are_refused(tmp_path):
     model = zoo.mlp()
     model.graph.initializer.append(model.graph.initializer[0])
     path = tmp_path / "model.onnx"
@@ -118,7 +118,7 @@ def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
         load_model(path)
 
 
-def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
+def test_bfloat16_weights_are_read(tmp_path):
     model = parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     bits = np.arange(4000, dtype=np.uint16)
     tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.BFLOAT16, dims=[4000])
@@ -145,14 +145,14 @@ def constants(count: int, folder: Path) -> Path:
     return path
 
 
-def test_a_file_is_not_copied_over_and_over(tmp_path: Path) -> None:
+def test_a_file_is_not_copied_over_and_over(tmp_path):
     assert len(source.open_model(constants(2, tmp_path)).proto.graph.node) == 2
     with refused("external-data-repeated", "12288 bytes", "4096"):
         source.open_model(constants(3, tmp_path))
 
 
 @pytest.mark.parametrize("size", [2**40 + 1, 2**62])
-def test_an_axis_that_no_manifest_can_hold(size: int, tmp_path: Path) -> None:
+def test_an_axis_that_no_manifest_can_hold(size, tmp_path):
     model = zoo.mlp((6, 5, 3))
     more = onnx.helper.make_tensor_value_info("more", onnx.TensorProto.FLOAT, ["n", size])
     model.graph.input.append(more)

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[], onnxblock.Block], str, np.ndarray]] = {
 
 @pytest.mark.parametrize("opset", [12, 17, 21])
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_block_computes(name: str, opset: int) -> None:
+def test_what_a_block_computes(name, opset):
     make, reads, expected = CASES[name]
     (result,) = apply(make(), *reads, opset=opset)
     assert result.shape == expected.shape
@@ -74,19 +74,19 @@ def test_what_a_block_computes(name: str, opset: int) -> None:
     np.testing.assert_allclose(result, expected, rtol=2e-6)
 
 
-def test_constant() -> None:
+def test_constant():
     (result,) = apply(blocks.Constant(0.3))
     assert result.shape == ()
     assert result == np.float32(0.3)
 
 
-def test_pass_through() -> None:
+def test_pass_through():
     with onnxblock.empty_base():
         assert blocks.PassThrough()("a", "b") == ("a", "b")
         assert blocks.PassThrough()() == ()
 
 
-def test_sequence() -> None:
+def test_sequence():
     (result,) = apply(blocks.SequenceConstruct(), "x", "y")
     np.testing.assert_array_equal(result, [X, Y])
 
@@ -97,7 +97,7 @@ def test_sequence() -> None:
     ({"keys_int64s": [1], "values_floats": [2.5]}, np.array([1, 2]), [2.5, 0]),
     ({"keys_floats": [0.5], "values_strings": ["half"]}, np.float32([0.5, 1]), ["half", "_Unused"]),
 ])  # fmt: skip
-def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[Any]) -> None:
+def test_label_encoder(keys, given, expected):
     kinds = {"O": TensorProto.STRING, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 
     class Encode(onnxblock.ForwardBlock):
@@ -112,7 +112,7 @@ def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[A
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear(bias: bool) -> None:
+def test_linear(bias):
     model = built(Apply(blocks.Linear(4, 2, bias=bias, alpha=0.5, beta=2.0), "x"))
     tensors = values(model)
     assert set(tensors) == {"linear.weight", *(["linear.bias"] if bias else [])}
@@ -123,7 +123,7 @@ def test_linear(bias: bool) -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_two_layers_differ() -> None:
+def test_two_layers_differ():
     first, second = blocks.Linear(5, 5), blocks.Linear(5, 5)
     two = Forward(lambda name: second(first(name)))
     tensors = values(built(two, "output-0", on=mlp()))
@@ -132,7 +132,7 @@ def test_two_layers_differ() -> None:
 
 
 @pytest.mark.parametrize("like", ["input-0", "output-0", "hidden", "fc1.weight"])
-def test_input_like(like: str) -> None:
+def test_input_like(like):
     """Inputs and outputs, as in the reference; and any other value of the model."""
     with onnxblock.base(mlp()) as accessor:
         assert blocks.InputLike(like)("mine") == "mine"
@@ -158,7 +158,7 @@ class WeightedAverage(onnxblock.ForwardBlock):
         return result
 
 
-def test_blocks_compose() -> None:
+def test_blocks_compose():
     model = mlp(outputs=2)
     average = WeightedAverage()
     with onnxblock.base(model) as accessor:
@@ -173,7 +173,7 @@ def test_blocks_compose() -> None:
     )
 
 
-def test_the_same_blocks_give_the_same_bytes() -> None:
+def test_the_same_blocks_give_the_same_bytes():
     def build() -> bytes:
         model = built(WeightedAverage(), "output-0", "output-1", on=mlp(outputs=2))
         return model.SerializeToString(deterministic=True)
@@ -181,7 +181,7 @@ def test_the_same_blocks_give_the_same_bytes() -> None:
     assert build() == build()
 
 
-def test_names_of_the_model_are_avoided() -> None:
+def test_names_of_the_model_are_avoided():
     model = mlp()
     model.graph.node.append(helper.make_node("Neg", ["output-0"], ["Abs/Abs"], name="Abs/Abs_2"))
     forward = blocks.Abs()
@@ -190,7 +190,7 @@ def test_names_of_the_model_are_avoided() -> None:
         onnx.checker.check_model(accessor.model)
 
 
-def test_a_block_of_nodes_of_its_own() -> None:
+def test_a_block_of_nodes_of_its_own():
     """Written with onnx.helper, as the reference's documentation does it."""
 
     class Softplus(onnxblock.Block):
@@ -211,7 +211,7 @@ def test_a_block_of_nodes_of_its_own() -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_many_blocks_take_linear_time() -> None:
+def test_many_blocks_take_linear_time():
     """The work of a block does not grow with the model that it writes into."""
     with onnxblock.base(mlp()) as accessor:
         part = accessor._part
@@ -228,7 +228,7 @@ def test_many_blocks_take_linear_time() -> None:
     assert sizes == [1] * 300
 
 
-def test_infer_shapes_on_base() -> None:
+def test_infer_shapes_on_base():
     class Look(onnxblock.Block):
         def build(self, name: str) -> str:
             result: str = blocks.Neg()(name)
@@ -272,7 +272,7 @@ def _tensor(target: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_values(name: str) -> None:
+def test_values(name):
     block, oracle, target = LOSSES[name]
     model = mlp()
     forward = built(Forward(block), "output-0", on=model)
@@ -287,7 +287,7 @@ def test_values(name: str) -> None:
 
 @pytest.mark.parametrize("optimized", [False, True])
 @pytest.mark.parametrize("name", [name for name in LOSSES if "none" not in name])
-def test_gradients(name: str, optimized: bool) -> None:
+def test_gradients(name, optimized):
     block, oracle, target = LOSSES[name]
     model, train = mlp(), Train(block)
     for parameter in names(model):
@@ -308,7 +308,7 @@ def test_gradients(name: str, optimized: bool) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_labels_of_pixels(reduction: str) -> None:
+def test_labels_of_pixels(reduction):
     """[N, C, h, w] has labels [N, h, w]; the reference drops the last axis instead."""
     scores = RANDOM.standard_normal((2, 3, 4, 6)).astype(np.float32)
     labels = RANDOM.integers(0, 3, (2, 4, 6))
@@ -321,7 +321,7 @@ def test_labels_of_pixels(reduction: str) -> None:
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_any_loss_by_name() -> None:
+def test_any_loss_by_name():
     model, triplet = mlp(outputs=3), Forward(loss.Loss("triplet_margin", margin=0.5))
     forward = built(triplet, "output-0", "output-1", "output-2", on=model)
     assert [i.name for i in forward.graph.input] == ["input-0"]
@@ -332,7 +332,7 @@ def test_any_loss_by_name() -> None:
     assert float(result) == pytest.approx(expected, rel=1e-5)
 
 
-def test_targets_of_any_name() -> None:
+def test_targets_of_any_name():
     forward = Forward(loss.MSELoss())
     for target, outputs, more in (("wanted", 1, ["wanted"]), ("fresh", 1, ["fresh"]),
                                   ("output-1", 2, [])):  # fmt: skip

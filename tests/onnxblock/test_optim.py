@@ -40,7 +40,7 @@ def step(model: onnx.ModelProto, count: int = 9, number: int = 1) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5, 100.0])
-def test_sgd(max_norm: float | None) -> None:
+def test_sgd(max_norm):
     clip = None if max_norm is None else optim.ClipGradNorm(max_norm)
     model = built(optim.SGD(clip_grad=clip), PARAMETERS)
     onnx.checker.check_model(model, full_check=True)
@@ -64,7 +64,7 @@ def _clipped(gradients: np.ndarray, max_norm: float | None) -> np.ndarray:
 @pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_adamw(max_norm: float | None, bias_correction: bool, number: int) -> None:
+def test_adamw(max_norm, bias_correction, number):
     clip = None if max_norm is None else optim.ClipGradNorm(max_norm)
     model = built(optim.AdamW(bias_correction, (0.8, 0.95), 1e-4, 0.1, clip), PARAMETERS)
     onnx.checker.check_model(model, full_check=True)
@@ -82,7 +82,7 @@ def test_adamw(max_norm: float | None, bias_correction: bool, number: int) -> No
     np.testing.assert_allclose(results[f"{MOMENTS[1]}.out"], v, rtol=1e-5)
 
 
-def test_usage_of_the_reference() -> None:
+def test_usage_of_the_reference():
     """A forward block around the optimizer, given what TrainingBlock.parameters() returns."""
 
     wrapped = built(Forward(optim.AdamW()), PARAMETERS)
@@ -94,7 +94,7 @@ def test_usage_of_the_reference() -> None:
     ]
 
 
-def test_nothing_to_train() -> None:
+def test_nothing_to_train():
     with onnxblock.empty_base(), refused("nothing-to-train", "no trainable"):
         optim.SGD()(([], []))
 
@@ -114,9 +114,7 @@ def make(folder: Path, **arguments: Any) -> Path:
 @pytest.mark.parametrize(
     ("kind", "block"), [(OptimType.SGD, optim.SGD), (OptimType.AdamW, optim.AdamW)]
 )
-def test_a_plain_block_is_the_packagers_optimizer(
-    kind: OptimType, block: type[optim.Optimizer], tmp_path: Path
-) -> None:
+def test_a_plain_block_is_the_packagers_optimizer(kind, block, tmp_path):
     make(tmp_path / "kind", optimizer=kind)
     make(tmp_path / "block", optimizer=block())
     assert _described(tmp_path / "kind") == _described(tmp_path / "block")
@@ -139,9 +137,7 @@ def _described(folder: Path) -> Any:
     (LossType.BCEWithLogitsLoss, loss.BCEWithLogitsLoss),
     (LossType.L1Loss, loss.L1Loss),
 ])  # fmt: skip
-def test_a_loss_block_is_the_packagers_loss(
-    kind: LossType, block: type[loss.Loss], tmp_path: Path
-) -> None:
+def test_a_loss_block_is_the_packagers_loss(kind, block, tmp_path):
     make(tmp_path / "kind", loss=kind)
     make(tmp_path / "block", loss=block())  # type: ignore[call-arg]
     manifests = [_described(tmp_path / folder) for folder in ("kind", "block")]
@@ -159,7 +155,7 @@ def test_a_loss_block_is_the_packagers_loss(
         np.testing.assert_array_equal(first, second)
 
 
-def test_clipping_through_training(tmp_path: Path) -> None:
+def test_clipping_through_training(tmp_path):
     """Ten steps with clipped gradients, beside PyTorch."""
     make(tmp_path, optimizer=optim.SGD(clip_grad=optim.ClipGradNorm(0.05)))
     _follows_torch(tmp_path, 0.5, max_norm=0.05)
@@ -199,7 +195,7 @@ class CustomLoss(onnxblock.Block):
         return self.add(self.mse(first), entropy), entropy
 
 
-def test_custom_loss(tmp_path: Path) -> None:
+def test_custom_loss(tmp_path):
     """It is called with all outputs of the model; what it returns besides is returned."""
     model = mlp(outputs=2)
     artifacts.generate_artifacts(
@@ -226,7 +222,7 @@ def test_custom_loss(tmp_path: Path) -> None:
         module(x, labels + 8, target)
 
 
-def test_custom_loss_over_named_inputs(tmp_path: Path) -> None:
+def test_custom_loss_over_named_inputs(tmp_path):
     model = mlp(outputs=3)
     artifacts.generate_artifacts(
         model, requires_grad=["fc4.weight", "fc3.weight"], loss=CustomLoss(),
@@ -250,7 +246,7 @@ class Momentum(optim.Optimizer):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_custom_optimizer(clip: bool, tmp_path: Path) -> None:
+def test_custom_optimizer(clip, tmp_path):
     make(tmp_path, optimizer=Momentum(optim.ClipGradNorm(0.1) if clip else None))
     model = onnx.load(tmp_path / "optimizer_model.onnx")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -287,20 +283,18 @@ class Overtaking(optim.Optimizer):
     (blocks.Add(), TypeError, "makes no model"),
     ("sgd", TypeError, "a block or one of"),
 ])  # fmt: skip
-def test_optimizers_that_do_not_work(
-    optimizer: Any, error: type[Exception], word: str, tmp_path: Path
-) -> None:
+def test_optimizers_that_do_not_work(optimizer, error, word, tmp_path):
     with pytest.raises(error, match=word):
         make(tmp_path, optimizer=optimizer)
     assert contents(tmp_path) == {}
 
 
-def test_betas_are_two() -> None:
+def test_betas_are_two():
     with refused("bad-hyperparameter", "two numbers"):
         optim.AdamW(betas=(0.9,))  # type: ignore[arg-type]
 
 
-def test_losses_that_do_not_work(tmp_path: Path) -> None:
+def test_losses_that_do_not_work(tmp_path):
     for bad, word in (("mse", "a block or one of"), (loss.MSELoss("none"), "must be a scalar")):
         with pytest.raises(RuntimeError, match=word):
             make(tmp_path, loss=bad)
@@ -309,7 +303,7 @@ def test_losses_that_do_not_work(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
 
 
-def test_models_step_by_step_say_what_reads_whole_vectors() -> None:
+def test_models_step_by_step_say_what_reads_whole_vectors():
     """Without it a runtime would clip the norm of each piece of the vector."""
     for clip, whole in ((None, False), (optim.ClipGradNorm(0.1), True)):
         model = built(optim.SGD(clip_grad=clip), PARAMETERS)

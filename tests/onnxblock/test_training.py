@@ -1,7 +1,6 @@
 """Training blocks: gradients of parameters and inputs, evaluation models, checkpoints."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def inputs_and_outputs(model: onnx.ModelProto) -> tuple[list[str], list[str]]:
 # The models
 
 
-def test_inputs_and_outputs() -> None:
+def test_inputs_and_outputs():
     model, block = mlp(), CrossEntropy()
     for name in names(model):
         block.requires_grad(name)
@@ -73,7 +72,7 @@ def test_inputs_and_outputs() -> None:
         assert {node.domain for node in each.graph.node} == {""}
 
 
-def test_the_base_becomes_the_training_model() -> None:
+def test_the_base_becomes_the_training_model():
     block = CrossEntropy()
     block.requires_grad("fc1.weight")
     with onnxblock.base(mlp()) as accessor:
@@ -82,7 +81,7 @@ def test_the_base_becomes_the_training_model() -> None:
         assert onnxblock.blocks.Neg()(accessor.model.graph.output[1].name)
 
 
-def test_additional_outputs() -> None:
+def test_additional_outputs():
     model, block = mlp(), CrossEntropy(more=("output-0", "hidden"))
     trained(model, block)
     x, labels = batch(model), np.arange(7) % 5
@@ -94,7 +93,7 @@ def test_additional_outputs() -> None:
         np.testing.assert_allclose(results["output-0"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_block_gives_the_same_bytes() -> None:
+def test_the_same_block_gives_the_same_bytes():
     def build() -> list[bytes]:
         block = trained(mlp(), CrossEntropy())
         return [m.SerializeToString(deterministic=True) for m in block.to_model_proto()]
@@ -105,7 +104,7 @@ def test_the_same_block_gives_the_same_bytes() -> None:
 # Parameters
 
 
-def test_parameters() -> None:
+def test_parameters():
     model = mlp()
     block = trained(model, CrossEntropy(), fc1_weight=False, fc1_bias=False)
     trainable, frozen = block.parameters()
@@ -116,7 +115,7 @@ def test_parameters() -> None:
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), given[tensor.name])
 
 
-def test_what_was_asked_for_last_counts() -> None:
+def test_what_was_asked_for_last_counts():
     block = CrossEntropy()
     block.requires_grad("fc1.weight")
     block.requires_grad("fc1.weight", False)
@@ -128,21 +127,21 @@ def test_what_was_asked_for_last_counts() -> None:
     assert [t.name for t in frozen] == ["fc1.weight"]
 
 
-def test_before_the_block_is_called() -> None:
+def test_before_the_block_is_called():
     block = CrossEntropy()
     for ask in (block.parameters, block.to_model_proto):
         with refused("not-built", "has not been built yet"):
             ask()
 
 
-def test_no_gradient_is_the_default() -> None:
+def test_no_gradient_is_the_default():
     block = trained(mlp(), CrossEntropy(), on=())
     training, evaluation = block.to_model_proto()
     assert block.parameters() == ([], [])
     assert inputs_and_outputs(training) == inputs_and_outputs(evaluation)
 
 
-def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
+def test_batch_norm_statistics_are_no_trainable_parameters():
     model = zoo.mobilenet_v2(32, 5, 0.2, "train", stages=2)
     trainable = trainable_names(model)
     block = trained(model, CrossEntropy(), model.graph.output[0].name, on=trainable)
@@ -152,7 +151,7 @@ def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
 # Gradients
 
 
-def test_gradients_of_inputs() -> None:
+def test_gradients_of_inputs():
     """The reference names them like those of parameters, and so do we."""
     model = mlp()
     frozen: Any = dict.fromkeys(("fc1_weight", "fc1_bias", "fc2_bias"), False)
@@ -172,7 +171,7 @@ def test_gradients_of_inputs() -> None:
             np.testing.assert_allclose(results[name + OUT], gradient, rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_of_inputs_only() -> None:
+def test_gradients_of_inputs_only():
     model = mlp()
     training = trained(model, CrossEntropy(), on=["input-0"]).to_model_proto()[0]
     inputs = ["input-0", "labels", f"input-0{BUFFER}", "lazy_reset_grad"]
@@ -204,7 +203,7 @@ class WeightedAverage(onnxblock.TrainingBlock):
 
 
 @pytest.mark.parametrize("optimized", [False, True])
-def test_weighted_average_of_two_losses(optimized: bool) -> None:
+def test_weighted_average_of_two_losses(optimized):
     model = mlp(outputs=2)
     block = trained(model, WeightedAverage(), "output-0", "output-1")
     training, evaluation = block.to_model_proto()
@@ -224,7 +223,7 @@ def test_weighted_average_of_two_losses(optimized: bool) -> None:
         np.testing.assert_allclose(results[name + OUT], gradient, rtol=2e-5, atol=1e-6)
 
 
-def test_a_penalty_of_the_weights() -> None:
+def test_a_penalty_of_the_weights():
     def regularized(name: str) -> Any:
         norm = blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
         penalty = blocks.Mul()(blocks.Constant(0.1)(), norm)
@@ -245,7 +244,7 @@ def test_a_penalty_of_the_weights() -> None:
 # Evaluation models
 
 
-def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
+def test_dropout_and_batch_norm_do_not_train_in_evaluation():
     model = parsed(
         "trains (float[batch, 5] x) => (float[batch, 5] y) <float ratio = {0.5}, bool on = {1}> {"
         " d = Dropout(x, ratio, on) y, new_mean, new_var = BatchNormalization <training_mode = 1>"
@@ -264,7 +263,7 @@ def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
 # Checkpoints
 
 
-def test_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints(tmp_path):
     model = mlp()
     block = trained(model, CrossEntropy(), fc1_weight=False)
     onnxblock.save_checkpoint(block.parameters(), tmp_path / "checkpoint")
@@ -285,7 +284,7 @@ def test_checkpoints(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded[name], array)
 
 
-def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+def test_checkpoints_that_do_not_fit(tmp_path):
     with refused("no-parameters", "no parameters"):
         onnxblock.save_checkpoint(None, tmp_path / "checkpoint")
     parameters = trained(mlp(), CrossEntropy()).parameters()
@@ -305,7 +304,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
 # Blocks that are used wrongly say so in one sentence, as the exception the reference raises.
 
 
-def test_one_base_at_a_time() -> None:
+def test_one_base_at_a_time():
     with onnxblock.base(mlp()):
         for nested in (onnxblock.base(mlp()), onnxblock.empty_base()):
             with refused("base-open", "open already"), nested:
@@ -314,14 +313,14 @@ def test_one_base_at_a_time() -> None:
         pass
 
 
-def test_a_base_is_closed_by_an_error() -> None:
+def test_a_base_is_closed_by_an_error():
     with pytest.raises(ZeroDivisionError), onnxblock.base(mlp()):
         raise ZeroDivisionError
     with onnxblock.empty_base():
         pass
 
 
-def test_no_base() -> None:
+def test_no_base():
     with refused("no-base", "without a model"):
         blocks.Add()("a", "b")
     with pytest.raises(OdtpackError, match=r"onnxblock\.base\(model\)"):
@@ -329,18 +328,18 @@ def test_no_base() -> None:
 
 
 @pytest.mark.parametrize("model", [None, "model.onnx", b""])
-def test_base_of_something_else(model: Any) -> None:
+def test_base_of_something_else(model):
     with pytest.raises(RuntimeError, match=r"onnx\.load"), onnxblock.base(model):
         pass
 
 
-def test_opsets_that_do_not_work() -> None:
+def test_opsets_that_do_not_work():
     for opset, word in ((11, "opset 12"), (99, "loads at most")):
         with pytest.raises(OdtpackError, match=word), onnxblock.empty_base(opset):
             pass
 
 
-def test_the_path_of_the_base() -> None:
+def test_the_path_of_the_base():
     with onnxblock.base(mlp()) as accessor:
         assert not accessor.has_path
         with pytest.raises(RuntimeError, match="no path"):
@@ -350,7 +349,7 @@ def test_the_path_of_the_base() -> None:
         assert accessor.path == "some/model.onnx"
 
 
-def test_external_data_beside_the_path(tmp_path: Path) -> None:
+def test_external_data_beside_the_path(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(mlp(), path, save_as_external_data=True, size_threshold=0, location="data")
     model = onnx.load(path, load_external_data=False)
@@ -368,7 +367,7 @@ def test_external_data_beside_the_path(tmp_path: Path) -> None:
     (onnxblock.loss.MSELoss(), ("nothing",)),
     (onnxblock.loss.CrossEntropyLoss(), ("nothing",)),
 ])  # fmt: skip
-def test_unknown_names(block: onnxblock.Block, names: tuple[str, ...]) -> None:
+def test_unknown_names(block, names):
     with onnxblock.base(mlp()) as accessor:
         before = accessor.model.SerializeToString()
         with pytest.raises(LookupError, match=r"'nothing'.*\n.*'output-0'"):
@@ -376,7 +375,7 @@ def test_unknown_names(block: onnxblock.Block, names: tuple[str, ...]) -> None:
         assert accessor.model.SerializeToString() == before
 
 
-def test_unknown_results() -> None:
+def test_unknown_results():
     def wrong(result: Any) -> onnxblock.ForwardBlock:
         return Forward(lambda: result)
 
@@ -392,7 +391,7 @@ def test_unknown_results() -> None:
         wrong("output-0").to_model_proto()
 
 
-def test_names_that_are_taken() -> None:
+def test_names_that_are_taken():
     with onnxblock.base(mlp()), pytest.raises(OdtpackError, match="already has 'hidden'"):
         blocks.InputLike("output-0")("hidden")
 
@@ -403,7 +402,7 @@ def test_names_that_are_taken() -> None:
     helper.make_node("Concat", ["output-0", "hidden"], ["z"], axis=0),
     helper.make_node("NoSuchOperator", ["output-0"], ["z"]),
 ], ids=lambda node: node.op_type)  # fmt: skip
-def test_nodes_that_onnx_refuses(node: onnx.NodeProto) -> None:
+def test_nodes_that_onnx_refuses(node):
     class Own(onnxblock.Block):
         def build(self) -> str:
             self.base.graph.node.append(node)
@@ -413,7 +412,7 @@ def test_nodes_that_onnx_refuses(node: onnx.NodeProto) -> None:
         Own()()
 
 
-def test_losses_that_cannot_be_trained() -> None:
+def test_losses_that_cannot_be_trained():
     def train(name: str, reduction: str = "mean") -> None:
         block = Train(onnxblock.loss.MSELoss(reduction))
         block.requires_grad(name)
@@ -442,12 +441,12 @@ def test_losses_that_cannot_be_trained() -> None:
     (lambda: onnxblock.optim.SGD(clip_grad=2.5), TypeError, "ClipGradNorm"),
     (onnxblock.ForwardBlock, TypeError, "abstract"),
 ])  # fmt: skip
-def test_arguments_out_of_range(make: Any, error: type[Exception], word: str) -> None:
+def test_arguments_out_of_range(make, error, word):
     with pytest.raises(error, match=word):
         make()
 
 
-def test_absolute_temporary_files() -> None:
+def test_absolute_temporary_files():
     class Own(onnxblock.Block):
         def __init__(self, name: str) -> None:
             super().__init__(name)
@@ -460,7 +459,7 @@ def test_absolute_temporary_files() -> None:
         Own("/part.onnx")
 
 
-def test_custom_op_library(tmp_path: Path) -> None:
+def test_custom_op_library(tmp_path):
     library = tmp_path / "library.so"
     with pytest.raises(RuntimeError, match="not a file"), onnxblock.custom_op_library(library):
         pass

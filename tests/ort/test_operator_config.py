@@ -26,7 +26,6 @@ from odtpack.ort.operator_config import (
 )
 from odtpack.ort.session_runs import SampleFeeds, SessionRun, final_graph, runs_of
 from odtpack_runtime.package.package import Package
-from tests.ort.conftest import Shared
 from tests.ort.models import EVERYTHING, MODELS, half, package_of
 from tests.refused import refused
 from tests.sweep import split_rows
@@ -75,8 +74,8 @@ TURNS = {
     ),
 )
 def test_a_configuration_holds_what_runs_and_nothing_else(
-    name: str, format_: Format, types: Types, tmp_path: Path, shared_package: Shared
-) -> None:
+    name, format_, types, tmp_path, shared_package
+):
     package = shared_package(name, EVERYTHING if format_ is Format.ORT else None)
     ways = runs(package, tmp_path / "s", format_)
     verdict = checked(written(ways, tmp_path / "s", types), package, ways, tmp_path / "s")
@@ -86,7 +85,7 @@ def test_a_configuration_holds_what_runs_and_nothing_else(
     assert levels == ({None} if format_ is Format.ORT else {"disable", "basic", "extended", "all"})
 
 
-def test_fused_operators_and_those_of_subgraphs_are_there(tmp_path: Path) -> None:
+def test_fused_operators_and_those_of_subgraphs_are_there(tmp_path):
     fused = written(
         runs(package_of("cnn", tmp_path / "c"), tmp_path / "s", None), tmp_path / "s", Types.NONE
     )
@@ -100,7 +99,7 @@ def test_fused_operators_and_those_of_subgraphs_are_there(tmp_path: Path) -> Non
     assert config.types["ai.onnx", "Tanh"] == {"inputs": {"0": ["float"]}}
 
 
-def test_inserted_casts_are_there(tmp_path: Path) -> None:
+def test_inserted_casts_are_there(tmp_path):
     onnx.save(half(), tmp_path / "m.onnx")
     convert_model(tmp_path / "m.onnx", tmp_path / "m.ort")
     assert "Cast" not in {node.op_type for node in half().graph.node}
@@ -114,7 +113,7 @@ def test_inserted_casts_are_there(tmp_path: Path) -> None:
     assert (verdict.missing, verdict.unused) == ((), ())
 
 
-def test_folded_nodes_are_not_needed_in_ort_format(tmp_path: Path, shared_package: Shared) -> None:
+def test_folded_nodes_are_not_needed_in_ort_format(tmp_path, shared_package):
     package = shared_package("cnn", OrtFormat())
     scratch = tmp_path / "s"
     onnx = written(runs(package, scratch, Format.ONNX), scratch, Types.NONE)
@@ -155,9 +154,7 @@ MUTATIONS: dict[str, tuple[Types, Mutation, tuple[str, ...], tuple[str, ...]]] =
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_changed_configuration_fails_by_name(
-    name: str, tmp_path: Path, shared_package: Shared
-) -> None:
+def test_a_changed_configuration_fails_by_name(name, tmp_path, shared_package):
     types, change, missing, unused = MUTATIONS[name]
     package = shared_package("cnn", OrtFormat())
     ways = [*runs(package, tmp_path / "s", Format.ORT), *runs(package, tmp_path / "s", Format.ONNX)]
@@ -172,7 +169,7 @@ def test_a_changed_configuration_fails_by_name(
     assert not verdict.passed
 
 
-def test_another_package_needs_more(tmp_path: Path, shared_package: Shared) -> None:
+def test_another_package_needs_more(tmp_path, shared_package):
     mlp, cnn = shared_package("mlp", OrtFormat()), shared_package("cnn", OrtFormat())
     own, other = runs(mlp, tmp_path / "s", None), runs(cnn, tmp_path / "s", None)
     config = written(own, tmp_path / "s", Types.NONE)
@@ -187,7 +184,7 @@ def test_another_package_needs_more(tmp_path: Path, shared_package: Shared) -> N
 
 
 @pytest.mark.parametrize("types", Types)
-def test_onnx_runtime_reads_the_same(types: Types, tmp_path: Path, shared_package: Shared) -> None:
+def test_onnx_runtime_reads_the_same(types, tmp_path, shared_package):
     package = shared_package("cnn", OrtFormat())
     config = written(runs(package, tmp_path / "s", None), tmp_path / "s", types)
     operators, limits = parse_config(str(tmp_path / "s" / "written.config"), True)
@@ -210,7 +207,7 @@ def test_onnx_runtime_reads_the_same(types: Types, tmp_path: Path, shared_packag
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_version_is_one_that_kernels_have(name: str, shared_package: Shared) -> None:
+def test_each_version_is_one_that_kernels_have(name, shared_package):
     """As the build picks them, exactly one range of versions holds each operator."""
     package = shared_package(name, OrtFormat())
     ranges: dict[tuple[str, str], set[tuple[int, int]]] = {}
@@ -226,7 +223,7 @@ def test_each_version_is_one_that_kernels_have(name: str, shared_package: Shared
     assert len(config.operators) <= kept < of / 5
 
 
-def test_the_files_of_a_package_are_those_of_its_models(tmp_path: Path) -> None:
+def test_the_files_of_a_package_are_those_of_its_models(tmp_path):
     package = package_of("cnn", tmp_path / "p")
     add_ort_files(package, EVERYTHING)
     package = Package.open(package.path)
@@ -258,13 +255,13 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:30].encode("ascii", "replace"))
-def test_a_text_that_is_no_configuration(text: str, tmp_path: Path) -> None:
+def test_a_text_that_is_no_configuration(text, tmp_path):
     (tmp_path / "c").write_bytes(text.encode(errors="surrogateescape"))
     with refused("config-invalid", re.escape(TEXTS[text])):
         read_config(tmp_path / "c")
 
 
-def test_what_a_configuration_may_hold(tmp_path: Path) -> None:
+def test_what_a_configuration_may_hold(tmp_path):
     (tmp_path / "c").write_text(
         '# comment\n\nai.onnx;11,13; Add , Cast{"inputs": {"0": ["float"]}}\n'
         'ai.onnx;11;OneHot{"custom": [["float", "int64_t", "int64_t"]]},Pad\n'
@@ -279,14 +276,14 @@ def test_what_a_configuration_may_hold(tmp_path: Path) -> None:
     assert read_config(tmp_path / "again") == config
 
 
-def test_a_file_that_is_not_in_ort_format(tmp_path: Path) -> None:
+def test_a_file_that_is_not_in_ort_format(tmp_path):
     for data in (b"", b"\0" * 100, b"\x10\0\0\0ORTM" + b"\xff" * 64):
         (tmp_path / "m.ort").write_bytes(data)
         with refused("not-ort-format"):
             config_of([tmp_path / "m.ort"])
 
 
-def test_data_of_the_user_are_run(tmp_path: Path, shared_package: Shared) -> None:
+def test_data_of_the_user_are_run(tmp_path, shared_package):
     package = shared_package("cnn", OrtFormat())
     arrays = {"input": np.ones((5, 1, 8, 8), np.float32), "labels": np.full(5, 3)}
     np.savez(tmp_path / "d.npz", allow_pickle=False, **arrays)

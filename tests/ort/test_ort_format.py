@@ -34,7 +34,6 @@ from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model_text import LEVELS
-from tests.ort.conftest import Shared
 from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
 from tests.packaging_tools import batch, losses_of_steps
 from tests.refused import refused
@@ -59,9 +58,9 @@ def content(path: Path) -> list[Any]:
 @pytest.mark.parametrize("platform", [None, *Platform])
 @pytest.mark.parametrize("style", Style)
 def test_the_content_is_that_of_the_reference_converter(
-    style: Style, platform: Platform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    shared_package: Shared,
-) -> None:  # fmt: skip
+    style, platform, tmp_path, monkeypatch,
+    shared_package,
+):  # fmt: skip
     from onnxruntime.tools.convert_onnx_models_to_ort import (
         OptimizationStyle,
         convert_onnx_models_to_ort,
@@ -87,7 +86,7 @@ def test_the_content_is_that_of_the_reference_converter(
         assert size == pytest.approx(expected.stat().st_size, rel=0.01)
 
 
-def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path: Path) -> None:
+def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path):
     model = tmp_path / "forward.onnx"
     onnx.save(zoo.cnn(size=8, width=(8, 16), classes=4), model)
     domains = {}
@@ -99,9 +98,7 @@ def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("level", "fused"), [("basic", False), ("extended", True)])
-def test_the_level_is_the_one_that_the_model_records(
-    level: str, fused: bool, tmp_path: Path
-) -> None:
+def test_the_level_is_the_one_that_the_model_records(level, fused, tmp_path):
     model = onnx.load(package_of("cnn", tmp_path / "p").eval_model)
     onnx.helper.set_model_props(model, {"odtpack.optimization_level": level})
     onnx.save(model, tmp_path / "m.onnx")
@@ -109,7 +106,7 @@ def test_the_level_is_the_one_that_the_model_records(
     assert (b"FusedConv" in {name for name, *_ in content(tmp_path / "m.ort")[0]}) is fused
 
 
-def test_names() -> None:
+def test_names():
     assert OrtFormat().names("m") == ["m.ort"]
     assert BOTH_STYLES.names("m") == ["m.ort", "m.with_runtime_opt.ort"]
     assert OrtFormat(platforms=(Platform.ARM,)).names("m") == ["m.ort"]
@@ -135,7 +132,7 @@ def losses_of(package: Package, models: dict[str, Path], level: str, **entries: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_from_ort_format_is_training_from_onnx(name: str, tmp_path: Path) -> None:
+def test_training_from_ort_format_is_training_from_onnx(name, tmp_path):
     package = package_of(name, tmp_path, BOTH_STYLES)
     plain = {key: getattr(package, key) for key in TRAINING_MODELS}
     # Parameters are inputs, so there is no constant convolution weight to lay out anew, and
@@ -150,7 +147,7 @@ def test_training_from_ort_format_is_training_from_onnx(name: str, tmp_path: Pat
         np.testing.assert_allclose(losses_of(package, late, "all", **entry), expected, rtol=1e-5)
 
 
-def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file(tmp_path):
     package = package_of("mlp", tmp_path / "p", EVERYTHING)
     files = package.manifest.files
     held = {path.name for path in package.path.iterdir()} - {"manifest.json"}
@@ -182,7 +179,7 @@ def _claim(package: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["damaged", "missing", "outside"])
-def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused(change, tmp_path):
     path = package_of("mlp", tmp_path, OrtFormat()).ort_model("eval_model")
     if change == "damaged":
         data = bytearray(path.read_bytes())
@@ -197,13 +194,13 @@ def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
         Package.open(tmp_path)
 
 
-def test_a_model_that_is_not_held(tmp_path: Path) -> None:
+def test_a_model_that_is_not_held(tmp_path):
     package = package_of("mlp", tmp_path, OrtFormat())
     with pytest.raises(OdtpackError, match="no eval_model in ORT format of style runtime for arm"):
         package.ort_model("eval_model", "runtime", "arm")
 
 
-def test_a_package_gets_ort_format_later(tmp_path: Path) -> None:
+def test_a_package_gets_ort_format_later(tmp_path):
     plain = package_of("cnn", tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     add_ort_files(plain, EVERYTHING)
@@ -216,7 +213,7 @@ def test_a_package_gets_ort_format_later(tmp_path: Path) -> None:
     assert "training_model.arm.ort" not in expected
 
 
-def test_an_inference_model_stays_when_ort_format_is_written_anew(tmp_path: Path) -> None:
+def test_an_inference_model_stays_when_ort_format_is_written_anew(tmp_path):
     package = package_of("cnn", tmp_path)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     inference = Inference(("output",), state.arrays(trainable=True))
@@ -233,9 +230,7 @@ def test_an_inference_model_stays_when_ort_format_is_written_anew(tmp_path: Path
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_refused_conversion_leaves_the_package_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_conversion_leaves_the_package_as_it_was(tmp_path, monkeypatch):
     package = package_of("mlp", tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -250,9 +245,7 @@ def test_a_refused_conversion_leaves_the_package_as_it_was(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_build_into_a_package_removes_nothing_that_a_manifest_claims_outside(
-    tmp_path: Path,
-) -> None:
+def test_a_build_into_a_package_removes_nothing_that_a_manifest_claims_outside(tmp_path):
     package = package_of("mlp", tmp_path / "p", OrtFormat())
     (tmp_path / "mine.txt").write_text("mine")
     _claim(package.path, "../mine.txt")
@@ -260,7 +253,7 @@ def test_a_build_into_a_package_removes_nothing_that_a_manifest_claims_outside(
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_a_model_that_onnx_runtime_refuses(tmp_path: Path) -> None:
+def test_a_model_that_onnx_runtime_refuses(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no model")
     with refused("ort-conversion-failed"):
         convert_model(tmp_path / "m.onnx", tmp_path / "m.ort")
@@ -306,7 +299,7 @@ def planned(package: Package, ballast: int = 0, evaluates: bool = True) -> int:
     return plans.plan(package.manifest.session, ballast=ballast, evaluates=evaluates).peak.nbytes
 
 
-def test_a_real_training_takes_less(mobile: Package) -> None:
+def test_a_real_training_takes_less(mobile):
     assert planned(usual(mobile)) - planned(mobile) > 2**20
     peaks = []
     for package in (usual(mobile), mobile):
@@ -318,7 +311,7 @@ def test_a_real_training_takes_less(mobile: Package) -> None:
     assert peaks[0] - peaks[1] > 2**19
 
 
-def test_no_other_settings_hold_less_in_kits_that_differ_a_little(mobile: Package) -> None:
+def test_no_other_settings_hold_less_in_kits_that_differ_a_little(mobile):
     def most(package: Package) -> int:
         others = (planned(package, ballast) - ballast for ballast in (0, *session_runs._BALLASTS))
         return max(planned(package, evaluates=False), *others)
@@ -332,12 +325,12 @@ def test_no_other_settings_hold_less_in_kits_that_differ_a_little(mobile: Packag
             assert least <= most(other), (first, dead)
 
 
-def test_what_the_arena_must_hold_besides_is_counted(mobile: Package) -> None:
+def test_what_the_arena_must_hold_besides_is_counted(mobile):
     """A MiB that lies in the way takes about a MiB, unless the arena grows for it."""
     assert planned(mobile, 2**20) >= planned(mobile) + 2**19
 
 
-def test_a_budget_is_kept_with_the_arena_that_it_was_planned_with(tmp_path: Path) -> None:
+def test_a_budget_is_kept_with_the_arena_that_it_was_planned_with(tmp_path):
     """It is planned without the step model, so that one decides nothing about the arena."""
     model = zoo.mobilenet_v2(size=64, width_mult=0.5)
     budget = 33_000_000
@@ -353,7 +346,7 @@ def test_a_budget_is_kept_with_the_arena_that_it_was_planned_with(tmp_path: Path
 
 @pytest.mark.parametrize("key", ["initial_chunk_size_bytes", "max_dead_bytes_per_chunk"])
 @pytest.mark.parametrize("size", [-1, 0, 255, 2**30 + 1, 2.5, "1 MB"])
-def test_sizes_that_make_no_sense_are_refused(key: str, size: object) -> None:
+def test_sizes_that_make_no_sense_are_refused(key, size):
     with pytest.raises(InvalidRecordError, match=key):
         SessionInfo.read({"optimization_level": "all", key: size})
 

@@ -16,7 +16,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.cli.conftest import Run, assert_refused
+from tests.cli.conftest import assert_refused
 from tests.ort_training import models
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -206,13 +206,13 @@ BAD: dict[str, tuple[Change, str, str]] = {
 }  # fmt: skip
 
 
-def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
+def test_the_artifacts_are_good_as_they_are(run, folder):
     done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
     manifest = done.json()
     assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
 
 
-def test_an_output_that_is_named_twice_is_returned_once(run: Run, folder: Path) -> None:
+def test_an_output_that_is_named_twice_is_returned_once(run, folder):
     """The reference writes such artifacts where an additional output is one of the model's."""
     for name in (TRAINING, EVAL):
         edit(folder / name, lambda graph: graph.output.insert(2, graph.output[1]))
@@ -222,7 +222,7 @@ def test_an_output_that_is_named_twice_is_returned_once(run: Run, folder: Path) 
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
+def test_bad_artifacts(name, run, folder):
     change, code, words = BAD[name]
     change(folder)
     outcome = run("import", folder, "--out", folder.with_name("package"))
@@ -232,7 +232,7 @@ def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
     assert not folder.with_name("package").exists()
 
 
-def test_opened_as_a_package_they_are_to_be_imported(folder: Path, tmp_path: Path) -> None:
+def test_opened_as_a_package_they_are_to_be_imported(folder, tmp_path):
     build_package(models.small(), tmp_path / "p", loss="cross_entropy", train=models.TRAINED)
     _, module, _ = open_training(tmp_path / "p")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -246,15 +246,13 @@ def test_opened_as_a_package_they_are_to_be_imported(folder: Path, tmp_path: Pat
             open_them()
 
 
-def test_no_folder(run: Run, tmp_path: Path) -> None:
+def test_no_folder(run, tmp_path):
     onnx.save(zoo.mlp((6, 8, 4)), tmp_path / "model.onnx")
     for given in (tmp_path / "nothing", tmp_path / "model.onnx", tmp_path):
         assert_refused(run("import", given, "--out", tmp_path / "p"), "artifacts-not-found")
 
 
-def test_checkpoints_that_are_missing_or_of_another_model(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_that_are_missing_or_of_another_model(run, folder, tmp_path):
     build_package(zoo.mlp((6, 8, 4)), tmp_path / "mlp", loss="cross_entropy")
     command = ("import", folder, "--out", tmp_path / "p", "--checkpoint")
     assert_refused(
@@ -263,7 +261,7 @@ def test_checkpoints_that_are_missing_or_of_another_model(
     assert_refused(run(*command, tmp_path / "none.ckpt"), "artifacts-incomplete", "none.ckpt")
 
 
-def test_the_destination_is_not_the_source(run: Run, folder: Path) -> None:
+def test_the_destination_is_not_the_source(run, folder):
     before = sorted(folder.iterdir())
     assert_refused(run("import", folder, "--out", folder), "folder-not-empty")
     assert sorted(folder.iterdir()) == before

@@ -124,7 +124,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path: Path) -> None:
+def test_goes_on_as_the_reference_does(name, reference, tmp_path):
     case, (folder, answer) = CASES[name], reference(name)
     manifest = import_artifacts(folder, tmp_path / "package", checkpoint=folder / "middle.ckpt")
     package = Package.open(tmp_path / "package")
@@ -164,7 +164,7 @@ def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path
         assert loss == pytest.approx(answer["eval_loss"], rel=tolerance)
 
 
-def test_options_of_a_loss(reference: Reference, tmp_path: Path) -> None:
+def test_options_of_a_loss(reference, tmp_path):
     manifest = import_artifacts(reference("own-loss")[0], tmp_path / "package")
     assert manifest.loss_options["weight"] == [0.5, 1.0, 2.0]
     assert manifest.class_count == 3
@@ -176,7 +176,7 @@ def update_is_smooth(case: Case) -> bool:
     return case.optimizer == "sgd" or isinstance(case.optimizer, dict)
 
 
-def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
+def test_roles_names_and_extras(reference, tmp_path):
     folder, _ = reference("frozen")
     manifest = import_artifacts(folder, tmp_path / "package")
     assert [(p.name, p.role) for p in manifest.parameters] == [
@@ -197,7 +197,7 @@ def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
     assert len(state.properties) == 0
 
 
-def test_checkpoints_of_the_app_load_in_the_package(reference: Reference, tmp_path: Path) -> None:
+def test_checkpoints_of_the_app_load_in_the_package(reference, tmp_path):
     """Also those that were not imported, in both directions."""
     folder, answer = reference("frozen")
     import_artifacts(folder, tmp_path / "package")
@@ -210,7 +210,7 @@ def test_checkpoints_of_the_app_load_in_the_package(reference: Reference, tmp_pa
     }  # fmt: skip
 
 
-def test_dropout_and_running_statistics(tmp_path: Path) -> None:
+def test_dropout_and_running_statistics(tmp_path):
     """Training drops as many as the model says, evaluation none; masks differ, so no losses."""
     onnx.save(models.small(ratio=0.5), tmp_path / "small.onnx")
     client.generate(
@@ -231,9 +231,7 @@ def test_dropout_and_running_statistics(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dropped, full)
 
 
-def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(
-    tmp_path: Path,
-) -> None:
+def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(tmp_path):
     """The reference turns it into training mode, even with statistics inside the model."""
     model = models.in_inference_mode()
     onnx.save(model, tmp_path / "model.onnx")
@@ -251,7 +249,7 @@ def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(
     assert losses == pytest.approx(answer["losses"], rel=2e-5)
 
 
-def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
+def test_what_the_loss_does_not_read_is_exported(tmp_path):
     onnx.save(models.two_heads(), tmp_path / "heads.onnx")
     client.generate(
         model=tmp_path / "heads.onnx", folder=tmp_path / "artifacts", loss="mse", optimizer="sgd",
@@ -263,7 +261,7 @@ def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["prefix", "two"])
-def test_prefixes(change: str, reference: Reference, tmp_path: Path) -> None:
+def test_prefixes(change, reference, tmp_path):
     shutil.copytree(reference("frozen")[0], tmp_path / "artifacts")
     prefix = None
     if change == "two":

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
-from tests.cli.conftest import Run, assert_refused
+from tests.cli.conftest import assert_refused
 from tests.model_text import retyped
 from tests.ort_training import models
 from tests.packaging_tools import batch, losses_of_steps, open_training
@@ -60,7 +59,7 @@ PYTORCH: dict[str, tuple[Callable[[], onnx.ModelProto], int, int, float]] = {
 @peer
 @needs_peer
 @pytest.mark.parametrize("name", PYTORCH)
-def test_ten_steps_follow_pytorch(name: str, tmp_path: Path) -> None:
+def test_ten_steps_follow_pytorch(name, tmp_path):
     build, size, seed, rate = PYTORCH[name]
     model = build()
     x, labels = batch(model, size, seed)
@@ -104,7 +103,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, Any], float]] = {
     *itertools.product(OPTIMIZERS, ["cross_entropy"]),
     *itertools.product(["sgd-clip"], ["mse", "l1", "bce_with_logits"]),
 ])  # fmt: skip
-def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
+def test_both_runtimes_agree(name, loss, tmp_path):
     """Optimizers, losses, accumulation and additional outputs, on stock ONNX Runtime and there."""
     optimizer, update, rate = OPTIMIZERS[name]
     model = zoo.mlp((6, 8, 10))
@@ -145,7 +144,7 @@ def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
 
 @peer
 @needs_peer
-def test_running_statistics(tmp_path: Path) -> None:
+def test_running_statistics(tmp_path):
     """They follow the batch there too, the variance without n / (n - 1)."""
     model = models.small()
     feeds = models.feeds(model, "cross_entropy", 8)
@@ -172,7 +171,7 @@ def test_running_statistics(tmp_path: Path) -> None:
 
 @peer
 @needs_peer
-def test_frozen_float16_parameters_load_there(tmp_path: Path) -> None:
+def test_frozen_float16_parameters_load_there(tmp_path):
     """1.19.2 reads no float16 from a checkpoint: what is frozen is stored as float32 as well."""
     model = retyped(zoo.mlp((6, 8, 4)), np.float16)
     x, labels = batch(model, 8, classes=4)
@@ -192,7 +191,7 @@ def test_frozen_float16_parameters_load_there(tmp_path: Path) -> None:
     assert answer["losses"] == pytest.approx(losses, rel=1e-2)
 
 
-def test_names_and_types_are_the_reference_s(tmp_path: Path) -> None:
+def test_names_and_types_are_the_reference_s(tmp_path):
     generate_artifacts(
         zoo.mlp((6, 8, 4)), requires_grad=["fc2.weight"], loss=LossType.CrossEntropyLoss,
         optimizer=OptimType.AdamW, artifact_directory=tmp_path, prefix="p_", target=TARGET,
@@ -230,7 +229,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused(name: str, tmp_path: Path) -> None:
+def test_what_it_cannot_do_is_refused(name, tmp_path):
     options, words = REFUSED[name]
     with refused("target-cannot", words) as caught:
         build_package(
@@ -240,7 +239,7 @@ def test_what_it_cannot_do_is_refused(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
-def test_a_model_that_it_cannot_load_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_it_cannot_load_is_refused(tmp_path):
     new = zoo.mlp((6, 8, 4))
     new.ir_version, new.opset_import[0].version = 11, 23
     double = retyped(zoo.mlp((6, 8, 4)), np.float64)
@@ -249,7 +248,7 @@ def test_a_model_that_it_cannot_load_is_refused(tmp_path: Path) -> None:
             build_package(model, tmp_path / "p", loss="cross_entropy", runtime=TARGET)
 
 
-def test_commands(run: Run, tmp_path: Path) -> None:
+def test_commands(run, tmp_path):
     """Stock ONNX Runtime exports such a package, and says that it cannot train it."""
     onnx.save(zoo.mlp((6, 8, 4)), tmp_path / "model.onnx")
     feeds = models.feeds(zoo.mlp((6, 8, 4)), "cross_entropy", 8)
@@ -272,7 +271,7 @@ def test_commands(run: Run, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
+def test_what_the_loss_does_not_read_is_exported(tmp_path):
     """Its runtime exports from the evaluation model, and an import hands on what is in there."""
     model = models.two_heads()
     generate_artifacts(
@@ -286,7 +285,7 @@ def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
     models.check_heads(tmp_path / "p")
 
 
-def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:
+def test_what_was_built_is_imported(run, tmp_path):
     """Its evaluation model returns the prediction besides the loss."""
     onnx.save(zoo.mlp((6, 5, 3)), tmp_path / "model.onnx")
     build = "build", tmp_path / "model.onnx", "--out", tmp_path / "built", "--target", TARGET
@@ -298,7 +297,7 @@ def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-def test_an_import_knows_the_loss_that_was_built(loss: str, tmp_path: Path) -> None:
+def test_an_import_knows_the_loss_that_was_built(loss, tmp_path):
     """The package is that of the forward model: labels are checked, accuracy is measured."""
     for folder, runtime in (("old", TARGET), ("plain", STOCK)):
         model = zoo.cnn(size=8, width=(4, 8))

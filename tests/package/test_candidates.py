@@ -1,6 +1,5 @@
 """Which initializers are taken for parameters when nothing is named."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def _random(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape)
 
 
-def test_weights_biases_and_tables() -> None:
+def test_weights_biases_and_tables():
     found = _candidates(
         "e = Gather(table, i) a = Add(h, e) y = Add(a, bias)",
         table=_random(5, 3), i=np.array([1, 2]), bias=np.zeros(3), unused=_random(3),
@@ -55,7 +54,7 @@ def test_weights_biases_and_tables() -> None:
     ("c = Constant<value = float[3] {0.5, 1.0, 2.0}>() y = Mul(h, c)", {}),
     ("c = Constant<value_floats = [0.5, 1.0, 2.0]>() y = Mul(h, c)", {}),
 ])  # fmt: skip
-def test_what_is_no_parameter(body: str, values: dict[str, Any]) -> None:
+def test_what_is_no_parameter(body, values):
     assert _candidates(body, **values) - {"scale", "bias"} == {"w"}
 
 
@@ -121,7 +120,7 @@ GUARDED = """n = IsNaN(x) z = Constant <value = float {0}>() a = Where(n, z, x)
     ("a = Add(x, own) b = Log(a) c = Sub(b, mean) y = Add(c, h)",
      {"own": _random(3), "mean": _random(3)}, ""),
 ])  # fmt: skip
-def test_what_looks_like_a_buffer(body: str, values: dict[str, Any], buffers: str) -> None:
+def test_what_looks_like_a_buffer(body, values, buffers):
     named = body
     for place, name in enumerate(values):
         named = named.replace(name, f"v{place}")
@@ -133,13 +132,13 @@ def test_what_looks_like_a_buffer(body: str, values: dict[str, Any], buffers: st
     assert set(candidates(load_model(model))) == ({"w"} | set(values)) - set(buffers.split())
 
 
-def test_a_setting_that_is_also_used_as_a_value() -> None:
+def test_a_setting_that_is_also_used_as_a_value():
     values = {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "var": np.ones(3)}
     body = "n = BatchNormalization(h, scale, bias, mean, var) y = Mul(n, mean)"
     assert _candidates(body, **values) == {"w", "scale", "bias", "mean"}
 
 
-def test_a_pattern_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_pattern_says_what_it_leaves_out(tmp_path):
     model = _model(
         'a = Mul(h, "gate.bins") b = Mul(a, "gate.scale") y = Add(b, "gate.bias")', w=_random(3, 8),
         **{"gate.bins": np.linspace(0, 1, 8), "gate.scale": 2.0, "gate.bias": np.zeros(8)},
@@ -163,7 +162,7 @@ def test_a_pattern_says_what_it_leaves_out(tmp_path: Path) -> None:
     build_package(model, tmp_path, loss="mse", freeze=["gate.bin*"])  # which does not train anyway
 
 
-def test_a_tied_tensor_that_is_an_output_stays(tmp_path: Path) -> None:
+def test_a_tied_tensor_that_is_an_output_stays(tmp_path):
     model = _model("a = MatMul(h, one) y = MatMul(a, two)", one=_random(3, 3), two=_random(3, 3))
     model.graph.initializer[-1].raw_data = model.graph.initializer[-2].raw_data
     model.graph.output.add().CopyFrom(
@@ -178,7 +177,7 @@ def test_a_tied_tensor_that_is_an_output_stays(tmp_path: Path) -> None:
     assert {each.name for each in manifest.parameters} >= {"one", "two"}
 
 
-def test_what_the_exporter_noted_decides() -> None:
+def test_what_the_exporter_noted_decides():
     """A table of positions may be a parameter or a buffer; torch.export notes which."""
     model = _model("a = Add(h, one) y = Add(a, two)", one=_random(2, 3), two=_random(2, 3))
     for name, kind in (("one", "PARAMETER"), ("two", "BUFFER")):
@@ -188,11 +187,11 @@ def test_what_the_exporter_noted_decides() -> None:
     assert set(candidates(load_model(model))) == {"w", "one"}
 
 
-def test_folded_biases_of_zeros_are_parameters() -> None:
+def test_folded_biases_of_zeros_are_parameters():
     assert "onnx::Add_5" in _candidates('y = Add(h, "onnx::Add_5")', **{"onnx::Add_5": np.zeros(3)})
 
 
-def test_a_model_that_keeps_everything_in_constants() -> None:
+def test_a_model_that_keeps_everything_in_constants():
     """As some converters write them: then weights are constants, and so are factors."""
     text = """g (float[2, 2] x) => (float[2, 2] y) {
         w = Constant<value = float[2, 2] {1, 2, 3, 4}>() b = Constant<value = float[2] {1, 2}>()
@@ -202,7 +201,7 @@ def test_a_model_that_keeps_everything_in_constants() -> None:
 
 
 @pytest.mark.parametrize(("bias", "layer"), [("half, b", True), ("half, x", False)])
-def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias: str, layer: bool) -> None:
+def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias, layer):
     """Its matrix and bias are constants; a window or a basis has no bias, and stays."""
     text = f"""g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
         m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>() b = Constant<value = float[2] {{1, 2}}>()
@@ -211,7 +210,7 @@ def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias: str, laye
     assert set(candidates(load_model(parsed(text)))) == ({"w", "m", "b"} if layer else {"w"})
 
 
-def test_constants_of_a_local_function_are_no_parameters() -> None:
+def test_constants_of_a_local_function_are_no_parameters():
     text = """g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
     { h = MatMul(x, w) y = local.shifted(h) }
     <domain: "local", opset_import: ["": 17]>
@@ -219,7 +218,7 @@ def test_constants_of_a_local_function_are_no_parameters() -> None:
     assert set(candidates(load_model(parsed(text, domains=["local"])))) == {"w"}
 
 
-def test_constants_that_double_level_by_level() -> None:
+def test_constants_that_double_level_by_level():
     """What is computed from constants is looked through once."""
     doubled = " ".join(f"c{i + 1} = Add(c{i}, c{i})" for i in range(60))
     body = f"{doubled} a = Mul(x, c60) y = Add(a, h)"
@@ -228,7 +227,7 @@ def test_constants_that_double_level_by_level() -> None:
     assert set(candidates(load_model(model))) == {"w"}
 
 
-def test_a_constant_that_an_operator_of_one_input_reads_is_of_no_layer() -> None:
+def test_a_constant_that_an_operator_of_one_input_reads_is_of_no_layer():
     """As PyTorch's older exporter writes the angles of a rotary embedding."""
     angles = "angles = Constant<value = float[2, 3] {1, 2, 3, 4, 5, 6}>()"
     assert _candidates(f"{angles} turned = Cos(angles) y = Add(h, turned)") == {"w"}

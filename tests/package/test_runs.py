@@ -1,7 +1,5 @@
 """A build that ends well has run its models; one that does not names the user's node."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -44,7 +42,7 @@ def model(
 
 @pytest.mark.parametrize("self_check", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_that_does_not_run(name: str, self_check: bool, tmp_path: Path) -> None:
+def test_a_model_that_does_not_run(name, self_check, tmp_path):
     nodes, code, node = CASES[name]
     with refused(code, what=node):
         build_package(model(nodes), tmp_path / "p", loss="mse", self_check=self_check)
@@ -52,7 +50,7 @@ def test_a_model_that_does_not_run(name: str, self_check: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("optimizer", [None, OptimType.AdamW])
-def test_probabilities_for_labels(optimizer: OptimType | None, tmp_path: Path) -> None:
+def test_probabilities_for_labels(optimizer, tmp_path):
     """As both of PyTorch's exporters write ``cross_entropy`` with them."""
     soft = model(
         "h = MatMul(x, w)  l = SoftmaxCrossEntropyLoss(h, p)",
@@ -65,7 +63,7 @@ def test_probabilities_for_labels(optimizer: OptimType | None, tmp_path: Path) -
     assert "--loss cross_entropy --loss-option labels=probabilities" in str(caught.value.hint)
 
 
-def test_a_size_that_only_a_weight_tells(tmp_path: Path) -> None:
+def test_a_size_that_only_a_weight_tells(tmp_path):
     """The batch's width is open, and must be that of the weight."""
     manifest = build_package(
         model("y = MatMul(x, w)", "float[batch, width] x"), tmp_path / "p", loss="mse"
@@ -85,7 +83,7 @@ TOLD = {"zero": "exactly 0", "not read": "not depend on 't'", "another order": "
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_a_loss_that_teaches_nothing_is_told(name: str, tmp_path: Path) -> None:
+def test_a_loss_that_teaches_nothing_is_told(name, tmp_path):
     notes: list[str] = []
     forward = model(IDLE[name], "float[batch, 4] x, float[batch, 1] t", "float y, float[a, b] h")
     build_package(forward, tmp_path / "p", loss="none", remark=notes.append)
@@ -93,7 +91,7 @@ def test_a_loss_that_teaches_nothing_is_told(name: str, tmp_path: Path) -> None:
     assert [TOLD.get(name, "") in note for note in found] == [True] * bool(name)
 
 
-def test_sequences_that_begin_alike_teach(tmp_path: Path) -> None:
+def test_sequences_that_begin_alike_teach(tmp_path):
     """The made-up ones have two tokens: the first predicts the second, and is the same in both."""
     notes: list[str] = []
     nodes = "h = Gather(w, x)  y = Mul(h, h)"
@@ -103,9 +101,7 @@ def test_sequences_that_begin_alike_teach(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "told"), [("TNC", True), ("NTC", False)])
-def test_axes_that_are_confused_are_told_by_training(
-    layout: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_axes_that_are_confused_are_told_by_training(layout, told, tmp_path, capsys):
     """Read the wrong way round no label fits: the loss is 0, and nothing else shows it."""
     nodes = "h = MatMul(x, w)  s = Shape(h)  y = Reshape(h, s)"
     forward = model(nodes, "float[n, ?, 4] x", "float[?, ?, ?] y")
@@ -123,7 +119,7 @@ def test_axes_that_are_confused_are_told_by_training(
     assert ("the loss is exactly 0" in capsys.readouterr().err) == told
 
 
-def test_an_ignored_label_above_the_classes_is_no_class(tmp_path: Path) -> None:
+def test_an_ignored_label_above_the_classes_is_no_class(tmp_path):
     """As 255 in the masks of most segmentation data."""
     options = {"ignore_index": 255}
     forward = model("y = MatMul(x, w)")
@@ -134,7 +130,7 @@ def test_an_ignored_label_above_the_classes_is_no_class(tmp_path: Path) -> None:
     assert main([*map(str, words)]) == 0
 
 
-def test_every_initializer_is_a_list_and_no_choice(tmp_path: Path) -> None:
+def test_every_initializer_is_a_list_and_no_choice(tmp_path):
     """``requires_grad=[i.name for i in model.graph.initializer]``, as most public code has it."""
     forward = model("h = MatMul(x, w)  c = Cast <to = 1> (i)  y = Mul(h, c)  s = Relu(d)")
     names = [tensor.name for tensor in forward.graph.initializer]
@@ -149,7 +145,7 @@ def test_every_initializer_is_a_list_and_no_choice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["?", "-1", " "])
-def test_what_stands_for_a_name_is_none(name: str, tmp_path: Path) -> None:
+def test_what_stands_for_a_name_is_none(name, tmp_path):
     """Two axes without a name need not be of one size."""
     forward = model(
         "h = Shape(t)  z = Cast <to = 1> (h)  s = ReduceSum <keepdims = 1> (z)  m = Mul(x, s)  "
@@ -162,7 +158,7 @@ def test_what_stands_for_a_name_is_none(name: str, tmp_path: Path) -> None:
     assert [item.shape for item in manifest.inputs[:2]] == [(None, 4), ("batch", None)]
 
 
-def test_a_target_has_the_size_that_a_run_tells(tmp_path: Path) -> None:
+def test_a_target_has_the_size_that_a_run_tells(tmp_path):
     """The prediction's length follows from the samples', and no name says how."""
     forward = model(
         "c = Concat <axis = 1> (x, x)  h = Unsqueeze(c, two)  y = MatMul(h, e)",
@@ -172,9 +168,7 @@ def test_a_target_has_the_size_that_a_run_tells(tmp_path: Path) -> None:
     assert [item.shape for item in manifest.self_check.inputs] == [(2, 2), (2, 4, 3)]
 
 
-def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(tmp_path, monkeypatch):
     """Weights that are too large for the recorded steps are run once; foreign operators are not."""
     notes: list[str] = []
     monkeypatch.setattr(self_check, "_LARGEST_BYTES", 10)
@@ -194,7 +188,7 @@ def test_what_a_build_cannot_or_need_not_record_is_run_all_the_same(
     assert ["were not run: no library with com.acme" in note for note in notes] == [True]
 
 
-def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path):
     """Strides that leave nothing of a short signal; no constant says how long it must be."""
     convs = " ".join(
         f"c{i + 1} = Conv <kernel_shape = [10], strides = [9]> (c{i}, k)" for i in range(4)
@@ -207,9 +201,7 @@ def test_sizes_that_nothing_tells_are_no_reason_to_refuse(tmp_path: Path) -> Non
     assert "no sizes are known" in str(manifest.self_check.reason)
 
 
-def test_samples_that_are_one_to_the_model_say_nothing_of_the_order_of_targets(
-    tmp_path: Path,
-) -> None:
+def test_samples_that_are_one_to_the_model_say_nothing_of_the_order_of_targets(tmp_path):
     """The made-up indices are equal, and so are the rows."""
     notes: list[str] = []
     table = np.random.default_rng(0).random((4, 3), np.float32)

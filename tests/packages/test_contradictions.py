@@ -68,20 +68,20 @@ CONTRADICTIONS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
-def test_what_a_kit_would_take_from_the_manifest(grouped: Path, tmp_path: Path, what: str) -> None:
+def test_what_a_kit_would_take_from_the_manifest(grouped, tmp_path, what):
     folder = Path(shutil.copytree(grouped, tmp_path / "package"))
     mutations.edit(folder, CONTRADICTIONS[what])
     assert code_of(folder) == "manifest-contradicts"
 
 
 @pytest.mark.parametrize("scale", [0, 1e300, 1e-46])
-def test_a_scale_that_is_no_rate(grouped: Path, tmp_path: Path, scale: float) -> None:
+def test_a_scale_that_is_no_rate(grouped, tmp_path, scale):
     folder = Path(shutil.copytree(grouped, tmp_path / "package"))
     mutations.edit(folder, lambda content: content["groups"][0].update(learning_rate_scale=scale))
     assert code_of(folder, Limits()) == "manifest-invalid"
 
 
-def test_foreign_operators_of_the_template(grouped: Path, tmp_path: Path) -> None:
+def test_foreign_operators_of_the_template(grouped, tmp_path):
     folder = Path(shutil.copytree(grouped, tmp_path / "package"))
     with mutations.changed_model(folder, "inference_template.onnx") as model:
         model.graph.node[0].domain, model.graph.node[0].op_type = "evil.ops", "Backdoor"
@@ -89,7 +89,7 @@ def test_foreign_operators_of_the_template(grouped: Path, tmp_path: Path) -> Non
     assert code_of(folder, Limits()) == "package-limits"
 
 
-def test_foreign_operators_of_models_in_ort_format(with_ort: Path, tmp_path: Path) -> None:
+def test_foreign_operators_of_models_in_ort_format(with_ort, tmp_path):
     assert code_of(with_ort, Limits()) == "accepted"
     files = Package.open(with_ort).manifest.files.extra
     listed = [file for file in files if file.role == "ort_model"]
@@ -120,7 +120,7 @@ def _rename_domain(data: bytearray) -> None:
     struct.pack_into("<I", data, domain, target - domain)
 
 
-def test_damaged_models_in_ort_format_are_refused(with_ort: Path, tmp_path: Path) -> None:
+def test_damaged_models_in_ort_format_are_refused(with_ort, tmp_path):
     data = next(with_ort.glob("*.ort")).read_bytes()
     rng = random.Random(1)
     codes: set[str] = set()
@@ -135,9 +135,7 @@ def test_damaged_models_in_ort_format_are_refused(with_ort: Path, tmp_path: Path
     assert codes <= {"model-not-readable", "model-external-data"}
 
 
-def test_sizes_come_before_hashes(
-    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_come_before_hashes(grouped, tmp_path, monkeypatch):
     """A file of 5 GiB, listed or not, is refused without being read."""
 
     never = mock.Mock(side_effect=AssertionError)

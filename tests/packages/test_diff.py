@@ -41,7 +41,7 @@ def compared(tmp_path: Path, old: dict[str, object], new: dict[str, object]) -> 
     return found
 
 
-def test_nothing(tmp_path: Path) -> None:
+def test_nothing(tmp_path):
     found = compared(tmp_path, {}, {})
     assert found.same
     assert not any((found.operators, found.versions, found.settings, found.parameters))
@@ -76,15 +76,13 @@ def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
      ({"outputs": [small_model().graph.node[0].output[0]]}, [])],
     ids=["another operator", "loss options", "values", "optimizer", "names", "one more output"],
 )  # fmt: skip
-def test_a_model_that_computes_something_else(
-    new: dict[str, object], notes: list[str], tmp_path: Path
-) -> None:
+def test_a_model_that_computes_something_else(new, notes, tmp_path):
     """It takes the same parameters, and they were fitted to another function."""
     found = compared(tmp_path, {}, new).verdict
     assert [note.partition(";")[0].partition(":")[0] for note in found.notes] == notes
 
 
-def test_a_signature_shows(tmp_path: Path) -> None:
+def test_a_signature_shows(tmp_path):
     for name in ("old", "new"):
         build(tmp_path / name)
     new_key(tmp_path / "key.pem")
@@ -97,7 +95,7 @@ def test_a_signature_shows(tmp_path: Path) -> None:
     assert "| signature | none | present |" in markdown(found)
 
 
-def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_files(tmp_path):
     found = compared(tmp_path, {}, {"model": small_model(hidden=9), "nominal": True})
     sizes = {file.file: (file.old_size, file.new_size) for file in found.files}
     for name in ("training_model", "eval_model", "optimizer_model"):
@@ -112,7 +110,7 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
         assert total == sum(path.stat().st_size for path in files)
 
 
-def test_operators_are_those_of_the_models(tmp_path: Path) -> None:
+def test_operators_are_those_of_the_models(tmp_path):
     found = compared(tmp_path, {"optimizer": SGD()}, {"optimizer": AdamW(), "loss": "mse"})
 
     def names(folder: str, model: str) -> set[str]:
@@ -139,7 +137,7 @@ def _operators(graph: onnx.GraphProto) -> set[str]:
     return {node.op_type for node in graph.node}.union(*map(_operators, inner))
 
 
-def test_operators_of_the_step_model(tmp_path: Path) -> None:
+def test_operators_of_the_step_model(tmp_path):
     """It is compared as the other models are, and one that comes or goes with all it needs."""
     found = compared(tmp_path, {"step_model": "always"}, {"loss": "mse", "step_model": "always"})
     names = [
@@ -155,14 +153,14 @@ def test_operators_of_the_step_model(tmp_path: Path) -> None:
     assert (change.model, set(change.added), change.removed) == ("step_model", names[1], ())
 
 
-def test_operators_that_only_move_between_models_need_no_rebuild(tmp_path: Path) -> None:
+def test_operators_that_only_move_between_models_need_no_rebuild(tmp_path):
     """A reduced build has an operator or has it not, whichever model uses it."""
     found = compared(tmp_path, {"optimizer": AdamW()}, {"optimizer": SGD()})
     assert found.operators
     assert not found.app.reduced_runtime_rebuild
 
 
-def test_opsets(tmp_path: Path) -> None:
+def test_opsets(tmp_path):
     found = compared(tmp_path, {}, {"model": small_model(opset=21)})
     changes = {change.name: (change.old, change.new) for change in found.versions}
     assert changes["opset ai.onnx"] == (17, 21)
@@ -173,7 +171,7 @@ def test_opsets(tmp_path: Path) -> None:
     assert found.app.newer_onnxruntime_needed == higher
 
 
-def test_settings(tmp_path: Path) -> None:
+def test_settings(tmp_path):
     found = compared(
         tmp_path, {"optimizer": AdamW()}, {"optimizer": AdamW(beta1=0.5), "loss": "mse"}
     )
@@ -213,13 +211,13 @@ def test_settings(tmp_path: Path) -> None:
       "a step now takes private gradients only: make it with train_step")],
     ids=["output", "classes", "shape", "more batches", "one batch", "private"],
 )  # fmt: skip
-def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], words: str) -> None:
+def test_calls(tmp_path, old, new, words):
     found = compared(tmp_path, old, new)
     assert found.app.calls_change
     assert words in found.app.calls
 
 
-def test_an_output_may_become_that_of_the_accuracy(tmp_path: Path) -> None:
+def test_an_output_may_become_that_of_the_accuracy(tmp_path):
     named: dict[str, object] = {"outputs": ["output"]}
     compared(tmp_path, named, named)
     path = tmp_path / "old" / "manifest.json"
@@ -235,7 +233,7 @@ def test_an_output_may_become_that_of_the_accuracy(tmp_path: Path) -> None:
     assert "output 'output' changes" in " ".join(back.app.calls)  # it has no accuracy any more
 
 
-def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:
+def test_a_free_size_takes_what_a_fixed_one_took(tmp_path):
     fixed = small_model()
     for value in (*fixed.graph.input, *fixed.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 4
@@ -245,7 +243,7 @@ def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:
     assert diff_packages(tmp_path / "new", tmp_path / "old").app.calls_change
 
 
-def test_values(tmp_path: Path) -> None:
+def test_values(tmp_path):
     moves = np.zeros((4, 1, 3, 3), np.float32)
     moves[0, 0, 1, 2], moves[3, 0, 2, 2] = 0.5, -2.25
     model = small_model()
@@ -268,7 +266,7 @@ def rewrite_checkpoint(folder: Path, name: str, array: np.ndarray) -> None:
     rehash(folder, "checkpoint")
 
 
-def test_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_values_that_are_not_finite(tmp_path):
     build(tmp_path / "old")
     build(tmp_path / "new")
     rewrite_checkpoint(tmp_path / "old", "fc.bias", np.array([np.nan, 1, 0], np.float32))
@@ -277,7 +275,7 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     assert (change.changed_elements, change.largest_change) == (1, None)
 
 
-def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
+def test_a_checkpoint_that_contradicts_the_manifest(tmp_path):
     build(tmp_path / "old")
     build(tmp_path / "new")
     rewrite_checkpoint(tmp_path / "new", "fc.bias", np.zeros(4, np.float32))
@@ -285,7 +283,7 @@ def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
         diff_packages(tmp_path / "old", tmp_path / "new")
 
 
-def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_in_a_data_file(tmp_path, monkeypatch):
     """They are read from there; the checkpoint has their digest."""
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 0)
     model = small_model()
@@ -294,7 +292,7 @@ def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {each.file for each in found.files if each.changed} == {"checkpoint", "checkpoint_data"}
 
 
-def test_parameters_by_role_and_shape(tmp_path: Path) -> None:
+def test_parameters_by_role_and_shape(tmp_path):
     found = compared(
         tmp_path, {"train": ["fc.*"]}, {"model": small_model(hidden=4), "train": ["fc1.*"]}
     )
@@ -305,7 +303,7 @@ def test_parameters_by_role_and_shape(tmp_path: Path) -> None:
     assert found.verdict.level == "incompatible"
 
 
-def test_the_type_that_models_compute_in(tmp_path: Path) -> None:
+def test_the_type_that_models_compute_in(tmp_path):
     """The checkpoint stays float32, so training goes on."""
     found = compared(tmp_path, {}, {"model": retyped(small_model(), np.float16)})
     assert {p.new.model_dtype for p in found.parameters if p.new} == {"float16"}
@@ -314,14 +312,14 @@ def test_the_type_that_models_compute_in(tmp_path: Path) -> None:
     assert found.app.calls_change
 
 
-def test_extra_files_are_known_by_what_they_are(tmp_path: Path) -> None:
+def test_extra_files_are_known_by_what_they_are(tmp_path):
     list_extra(build(tmp_path / "old", ort_format=OrtFormat()))
     list_extra(build(tmp_path / "new", small_model(hidden=4), ort_format=OrtFormat()))
     found = diff_packages(tmp_path / "old", tmp_path / "new")
     assert any(file.file.startswith("ort_model ") and file.changed for file in found.files)
 
 
-def test_markdown_tables_hold_together(tmp_path: Path) -> None:
+def test_markdown_tables_hold_together(tmp_path):
     """Whatever a parameter is called, a row has as many cells as its header, and links nothing."""
     name = "a|b\\|`c`<img> http://evil.e www.evil.e @user #1"
     model = renamed(small_model(), "fc.bias", name)
@@ -339,7 +337,7 @@ def test_markdown_tables_hold_together(tmp_path: Path) -> None:
         width = cells if line.startswith("|") else 0
 
 
-def test_the_schema_describes_every_field() -> None:
+def test_the_schema_describes_every_field():
     """A reader of the schema meets no field that it does not explain."""
     schema = PackageDiff.model_json_schema()
     assert schema["$defs"].pop("JsonValue") == {}
@@ -348,5 +346,5 @@ def test_the_schema_describes_every_field() -> None:
         assert part.get("description"), name
 
 
-def test_unlike_packages_are_not_equal(tmp_path: Path) -> None:
+def test_unlike_packages_are_not_equal(tmp_path):
     assert not compared(tmp_path, {}, {"model": with_values(small_model())}).same

@@ -42,13 +42,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_a_new_folder_and_those_above_it(tmp_path: Path) -> None:
+def test_a_new_folder_and_those_above_it(tmp_path):
     replace(tmp_path / "x" / "y" / "z")
     assert names(tmp_path / "x" / "y" / "z") == ["a", "last"]
     assert names(tmp_path / "x" / "y") == ["z"]
 
 
-def test_what_is_replaced_and_what_stays(folder: Path, tmp_path: Path, way: str) -> None:
+def test_what_is_replaced_and_what_stays(folder, tmp_path, way):
     folder.mkdir(mode=0o750)
     for name in ("a", "last", "old"):
         (folder / name).write_text("old")
@@ -63,7 +63,7 @@ def test_what_is_replaced_and_what_stays(folder: Path, tmp_path: Path, way: str)
     assert names(folder) == ["a", "last", "mine"]
 
 
-def test_a_linked_folder_stays_a_link(tmp_path: Path, way: str) -> None:
+def test_a_linked_folder_stays_a_link(tmp_path, way):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     replace(tmp_path / "link")
@@ -72,7 +72,7 @@ def test_a_linked_folder_stays_a_link(tmp_path: Path, way: str) -> None:
     assert names(tmp_path) == ["link", "real"], way
 
 
-def test_the_current_folder_stays_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_stays_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     inode = tmp_path.stat().st_ino
     replace(Path())
@@ -80,7 +80,7 @@ def test_the_current_folder_stays_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(Path()) == ["a", "last"]
 
 
-def test_an_error_changes_nothing(folder: Path, tmp_path: Path, way: str) -> None:
+def test_an_error_changes_nothing(folder, tmp_path, way):
 
     def fail() -> None:
         with update_folder(folder, last="last") as stage:
@@ -97,7 +97,7 @@ def test_an_error_changes_nothing(folder: Path, tmp_path: Path, way: str) -> Non
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path, way: str) -> None:
+def test_a_folder_in_the_place_of_a_file(tmp_path, way):
     (tmp_path / "folder" / "a").mkdir(parents=True)
     (tmp_path / "folder" / "a" / "mine").write_text("mine")
     with refused("package-not-written"):
@@ -106,7 +106,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path, way: str) -> None:
     assert names(tmp_path / "folder") == ["a"], way
 
 
-def test_another_file_system(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_system(folder, tmp_path, monkeypatch):
     """The stage lies beside the folder, and cannot be moved into it."""
     replace(folder)
     (folder / "mine").write_text("mine")
@@ -135,9 +135,7 @@ def begun(where: Path, names: Sequence[str] = ("a", "last"), **changed: object) 
 
 
 @pytest.mark.parametrize("gone", [[], ["last"], ["last", "old"], ["a", "last", "old"]])
-def test_whoever_reads_changes_nothing_and_the_next_write_finishes(
-    folder: Path, tmp_path: Path, gone: list[str]
-) -> None:
+def test_whoever_reads_changes_nothing_and_the_next_write_finishes(folder, tmp_path, gone):
     begun(folder)
     for name in ("a", "last", "old"):
         if name not in gone:
@@ -152,7 +150,7 @@ def test_whoever_reads_changes_nothing_and_the_next_write_finishes(
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_finished_last_file_is_not_removed_again(folder: Path) -> None:
+def test_a_finished_last_file_is_not_removed_again(folder):
     """As where a file system made the renames durable in another order than theirs."""
     begun(folder)
     (folder / ".odtpack-update-0123456789ab" / "last").rename(folder / "last")
@@ -170,7 +168,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_plans_that_are_not_for_the_folder(folder: Path, tmp_path: Path, plan: str) -> None:
+def test_plans_that_are_not_for_the_folder(folder, tmp_path, plan):
     """They are ignored, and go with the next write."""
     begun(folder, **PLANS[plan])
     for path in (folder / "a", folder / "old", tmp_path / "victim"):
@@ -182,7 +180,7 @@ def test_plans_that_are_not_for_the_folder(folder: Path, tmp_path: Path, plan: s
     assert names(tmp_path) == ["folder", "victim"]
 
 
-def test_a_stage_behind_a_link(folder: Path, tmp_path: Path) -> None:
+def test_a_stage_behind_a_link(folder, tmp_path):
     begun(folder)
     (folder / ".odtpack-update-0123456789ab").rename(tmp_path / "elsewhere")
     (folder / ".odtpack-update-0123456789ab").symlink_to(tmp_path / "elsewhere")
@@ -191,9 +189,7 @@ def test_a_stage_behind_a_link(folder: Path, tmp_path: Path) -> None:
     assert names(tmp_path / "elsewhere") == ["a", "last"]
 
 
-def test_a_plan_inside_of_the_folder_means_nothing(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_plan_inside_of_the_folder_means_nothing(folder, caplog):
     replace(folder)
     inside = folder / ".odtpack-update"
     inside.mkdir()
@@ -209,7 +205,7 @@ def test_a_plan_inside_of_the_folder_means_nothing(
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_folder_whose_parent_takes_no_file(tmp_path: Path, holds: bool) -> None:
+def test_a_folder_whose_parent_takes_no_file(tmp_path, holds):
     """What is empty is filled; what would be replaced stays, for it could not be finished."""
     folder = tmp_path / "parent" / "folder"
     folder.mkdir(parents=True)
@@ -228,9 +224,7 @@ def test_a_folder_whose_parent_takes_no_file(tmp_path: Path, holds: bool) -> Non
     assert names(folder) == ["a", "last", *(["mine"] if holds else [])]
 
 
-def test_the_folders_that_are_made_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folders_that_are_made_are_synced(tmp_path, monkeypatch):
     synced: list[Path] = []
     monkeypatch.setattr(folder_update, "sync_folder", synced.append)
     replace(tmp_path / "x" / "y" / "z")
@@ -238,9 +232,7 @@ def test_the_folders_that_are_made_are_synced(
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_folder_that_cannot_be_synced_is_said(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
-) -> None:
+def test_a_folder_that_cannot_be_synced_is_said(folder, tmp_path, monkeypatch, exists):
     if exists:
         replace(folder)
         (folder / "a").write_text("old")
@@ -254,9 +246,7 @@ def test_a_folder_that_cannot_be_synced_is_said(
 
 
 @pytest.mark.parametrize("fails", range(1, 40))
-def test_a_call_that_fails_loses_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: int
-) -> None:
+def test_a_call_that_fails_loses_nothing(folder, monkeypatch, fails):
     """Each rename, removal and sync of the way without a swap fails once."""
     replace(folder)
     for name in ("a", "last", "old", "mine"):
@@ -295,9 +285,7 @@ def test_a_call_that_fails_loses_nothing(
     check_finished(folder)
 
 
-def test_a_plan_that_cannot_be_read_is_not_thrown_away(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_cannot_be_read_is_not_thrown_away(folder, monkeypatch):
     begun(folder)
     with monkeypatch.context() as patch:
         fail = failing(Path.open, OSError(5, "no"), lambda path, *_: path.name.endswith("-plan"))

@@ -16,7 +16,6 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package, check_nothing_else
 from odtpack_runtime.package.verify import check_checkpoints, check_models, verify_package
-from tests.command import Run
 from tests.packages import mutations
 from tests.programs import ran
 from tests.refused import refused
@@ -54,7 +53,7 @@ def assert_clear(error: OdtpackError) -> None:
 
 
 @pytest.mark.parametrize("mutated", DAMAGED)
-def test_damaged_packages(built: Path, tmp_path: Path, mutated: int) -> None:
+def test_damaged_packages(built, tmp_path, mutated):
     """Harmless are changes of spaces in the manifest: its content is the same."""
     original = read(built)
     codes: Counter[str] = Counter()
@@ -84,9 +83,7 @@ def test_damaged_packages(built: Path, tmp_path: Path, mutated: int) -> None:
 
 
 @pytest.mark.parametrize("count", split([15, 60], lambda count: count == 15))
-def test_what_is_damaged_is_refused_by_the_command(
-    built: Path, tmp_path: Path, run: Run, count: int
-) -> None:
+def test_what_is_damaged_is_refused_by_the_command(built, tmp_path, run, count):
     for index, (name, damage) in enumerate(mutations.damage(NAMES, count, seed=8)):
         folder = Path(shutil.copytree(built, tmp_path / str(index)))
         damage(folder)
@@ -97,7 +94,7 @@ def test_what_is_damaged_is_refused_by_the_command(
 
 
 @pytest.mark.parametrize("seed", split([1, 2, 3], lambda seed: seed == 1))
-def test_processes_end_with_code_2(built: Path, tmp_path: Path, seed: int) -> None:
+def test_processes_end_with_code_2(built, tmp_path, seed):
     for index, (name, damage) in enumerate(mutations.damage(NAMES, 500, seed=seed)):
         if index in (seed * 13, 450 + seed):
             folder = Path(shutil.copytree(built, tmp_path / str(index)))
@@ -107,7 +104,7 @@ def test_processes_end_with_code_2(built: Path, tmp_path: Path, seed: int) -> No
             assert "Traceback" not in done.stderr
 
 
-def test_no_change_of_a_signed_manifest_passes(signed: Path, key: Path, tmp_path: Path) -> None:
+def test_no_change_of_a_signed_manifest_passes(signed, key, tmp_path):
     folder = Path(shutil.copytree(signed, tmp_path / "package"))
     data = (folder / "manifest.json").read_bytes()
     for change in mutations.byte_changes(seed=11, count=200):
@@ -120,7 +117,7 @@ def test_no_change_of_a_signed_manifest_passes(signed: Path, key: Path, tmp_path
 
 
 @pytest.mark.parametrize("count", FORGED)
-def test_forged_manifests(built: Path, tmp_path: Path, count: int) -> None:
+def test_forged_manifests(built, tmp_path, count):
     """Their digest is right, so that what they say is looked at."""
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     content = json.loads((folder / "manifest.json").read_bytes())
@@ -150,7 +147,7 @@ def _loose(manifest: Manifest, key: str) -> object:
 
 
 @pytest.mark.parametrize("count", FORGED)
-def test_forged_checkpoints(built: Path, tmp_path: Path, count: int) -> None:
+def test_forged_checkpoints(built, tmp_path, count):
     """Their hashes are right, so that they are parsed."""
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     original = read_checkpoint(built / "checkpoint")
@@ -174,7 +171,7 @@ def test_forged_checkpoints(built: Path, tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", split([60, 250], lambda count: count == 60))
 @pytest.mark.parametrize("name", NAMES[:3])
-def test_forged_models(built: Path, tmp_path: Path, name: str, count: int) -> None:
+def test_forged_models(built, tmp_path, name, count):
     """Their hashes are right, so that they are parsed; ONNX Runtime sees a few, apart."""
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     data = (built / name).read_bytes()

@@ -29,7 +29,7 @@ def checked(folder: Path, **options: object) -> SelfCheckInfo:
     return info
 
 
-def test_the_batch_follows_its_formula(tmp_path: Path) -> None:
+def test_the_batch_follows_its_formula(tmp_path):
     """Against whole numbers of any size, one by one."""
     manifest = Package.open(build(tmp_path / "p")).manifest
     images, labels = made_up_batch(manifest.inputs, manifest.self_check.inputs)
@@ -41,7 +41,7 @@ def test_the_batch_follows_its_formula(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer_encoder"])
-def test_a_loop_that_does_not_learn_is_seen(name: str, tmp_path: Path) -> None:
+def test_a_loop_that_does_not_learn_is_seen(name, tmp_path):
     """Losses move by far more than they may be off."""
     model = {
         "mlp": lambda: zoo.mlp((12, 8, 3)),
@@ -57,14 +57,14 @@ def test_a_loop_that_does_not_learn_is_seen(name: str, tmp_path: Path) -> None:
         assert abs(info.losses[0] - info.losses[4]) >= 10 * max(info.tolerances)
 
 
-def test_batch_normalization_widens_the_tolerance(tmp_path: Path) -> None:
+def test_batch_normalization_widens_the_tolerance(tmp_path):
     model = zoo.mobilenet_v2(size=32, classes=3, width_mult=0.25, batch_norm="train")
     info = checked(tmp_path / "p", model=model, optimizer=SGD())
     assert info.tolerances[0] <= 1e-3
     assert info.tolerances[4] > 10 * info.tolerances[0]
 
 
-def test_a_run_that_contradicts_the_declared_rank(tmp_path: Path) -> None:
+def test_a_run_that_contradicts_the_declared_rank(tmp_path):
     model = parsed("""(float[N, 4] x) => (float[N] y) <float[4] w = {1, 2, 3, 4}> {
             none = Constant <value_ints = [0]> () two = Constant <value_ints = [2]> ()
             long = Shape(x) product = Mul(x, w) s = Sign(product) same = Sub(s, s)
@@ -75,7 +75,7 @@ def test_a_run_that_contradicts_the_declared_rank(tmp_path: Path) -> None:
         build_package(model, tmp_path / "p", loss="mse")
 
 
-def test_why_there_is_none(tmp_path: Path) -> None:
+def test_why_there_is_none(tmp_path):
     model = parsed("""(string[batch] word) => (float[batch, 2] output) {
         number = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1],
             default_int64 = 2>(word)
@@ -95,7 +95,7 @@ def test_why_there_is_none(tmp_path: Path) -> None:
     ("Dropout(h, half, yes)", "Dropout"), ("Dropout(h, none, yes)", None),
     ("Dropout(h, half)", None), ("RandomNormalLike(h)", "RandomNormalLike"),
 ])  # fmt: skip
-def test_what_draws_numbers_has_no_losses(node: str, operator: str | None, tmp_path: Path) -> None:
+def test_what_draws_numbers_has_no_losses(node, operator, tmp_path):
     model = parsed(
         "(float[N, 8] x) => (float[N, 4] y) <float none = {0}, float half = {0.5}, bool yes = {1}> "
         f"{{ h = MatMul(x, body) d = {node} s = Add(h, d) y = MatMul(s, head) }}",
@@ -109,7 +109,7 @@ def test_what_draws_numbers_has_no_losses(node: str, operator: str | None, tmp_p
     assert str(found.checked[-1]).endswith(reason or "against the losses of the self-check")
 
 
-def test_verify_compares_the_losses(tmp_path: Path) -> None:
+def test_verify_compares_the_losses(tmp_path):
     build(tmp_path / "p")
     found = verify_package(tmp_path / "p")
     losses = list(Package.open(tmp_path / "p").manifest.self_check.losses)
@@ -124,14 +124,14 @@ def test_verify_compares_the_losses(tmp_path: Path) -> None:
     ("losses", [1.0]), ("tolerances", []), ("learning_rate", None), ("inputs", []),
     ("reason", "both"),
 ])  # fmt: skip
-def test_half_a_self_check_is_refused(key: str, value: object, tmp_path: Path) -> None:
+def test_half_a_self_check_is_refused(key, value, tmp_path):
     build(tmp_path / "p")
     edit(tmp_path / "p", lambda content: content["self_check"].update({key: value}), sealed=False)
     with refused("manifest-invalid", "self_check"):
         Package.open(tmp_path / "p")
 
 
-def test_some_outputs_of_the_template(tmp_path: Path) -> None:
+def test_some_outputs_of_the_template(tmp_path):
     """The forward model has two outputs; one of them, and its inputs, remain."""
     model = small_model()
     hidden = model.graph.node[-2].output[0]
@@ -159,7 +159,7 @@ def test_some_outputs_of_the_template(tmp_path: Path) -> None:
     assert not (tmp_path / "no.onnx").exists()
 
 
-def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path: Path) -> None:
+def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path):
     model = parsed("""(float[batch, 3] x) => (float loss) <float[3] w = {1, 2, 3}>
         { y = Mul(x, w) loss = ReduceSumSquare<keepdims = 0>(y) }""")
     package = Package.open(build(tmp_path / "p", model=model, loss=None))
@@ -169,7 +169,7 @@ def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path: Path) -> None:
         write_inference_model(package, {}, tmp_path / "m.onnx")
 
 
-def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path: Path) -> None:
+def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path):
     model = zoo.mlp((12, 8, 3))
     model.opset_import.append(onnx.helper.make_opsetid("unused.domain", 1))
     info = checked(tmp_path / "package", model=model)
@@ -177,14 +177,14 @@ def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path: Path) -> None
     assert len(info.losses) > 1
 
 
-def test_a_model_may_predict_one_number(tmp_path: Path) -> None:
+def test_a_model_may_predict_one_number(tmp_path):
     text = "(float[2, 3, 6] x) => (float y) { a = Mul(x, p) y = ReduceMax<keepdims = 0>(a) }"
     model = parsed(text, p=np.float32([0.5, -1.2, 0.3, 0.8, -0.4, 1.1]))
     manifest = build_package(model, tmp_path / "package", loss="mse", optimizer=SGD())
     assert [parameter.name for parameter in manifest.parameters] == ["p"]
 
 
-def test_a_target_that_the_model_has_is_none_of_its_inputs_for_inference(tmp_path: Path) -> None:
+def test_a_target_that_the_model_has_is_none_of_its_inputs_for_inference(tmp_path):
     model = linear(
         inputs=", float[N, 2] target",
         outputs="float[N, 2] y, float[N, 2] off",

@@ -80,14 +80,12 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "package"))
 
 
-def test_the_keys_are_many() -> None:
+def test_the_keys_are_many():
     assert {WRITES, *SESSION_CONFIG} <= set(config_keys())
     assert len(config_keys()) > 100
 
 
-def test_no_key_but_ours_is_accepted(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_key_but_ours_is_accepted(copy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where "1" would be written
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -133,7 +131,7 @@ def as_user(user: int, function: Callable[[], object]) -> Any:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="users are those of POSIX")
-def test_nothing_is_written_by_a_user_without_rights(built: Path) -> None:
+def test_nothing_is_written_by_a_user_without_rights(built):
     """It may change none of root's files, and of its own none changes: that is all files there
     are, but for folders in which everybody may write.
     """
@@ -190,7 +188,7 @@ def owned(folders: list[Path], user: int, but: Path) -> set[str]:
     return found
 
 
-def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> None:
+def test_the_command_refuses_and_writes_nothing(copy, tmp_path):
     victim = tmp_path / "mine.txt"
     victim.write_text("my only copy")
     with_config(copy, dict(SESSION_CONFIG) | {WRITES: str(victim)})
@@ -213,18 +211,18 @@ def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> N
     )),
     {"optimization_level": "odd"}, {}, [], 3,
 ])  # fmt: skip
-def test_an_invalid_session_is_not_replaced_by_defaults(copy: Path, session: Any) -> None:
+def test_an_invalid_session_is_not_replaced_by_defaults(copy, session):
     edit(copy, lambda content: content.update(session=session), sealed=False)
     assert list(opens(copy)) == ["manifest-invalid"] * 3
 
 
 @pytest.mark.parametrize("session", [None, {"optimization_level": "all"}])
-def test_what_an_older_package_says_is_taken(copy: Path, session: Any) -> None:
+def test_what_an_older_package_says_is_taken(copy, session):
     edit(copy, lambda content: content.update(session=session), sealed=False)
     open_module(copy)(np.ones((2, 6), np.float32), np.zeros(2, np.int64))
 
 
-def test_onnx_runtime_itself_would_write(copy: Path, tmp_path: Path) -> None:
+def test_onnx_runtime_itself_would_write(copy, tmp_path):
     """Or what is tested here shows nothing."""
     options = onnxruntime.SessionOptions()
     written = tmp_path / "written.csv"

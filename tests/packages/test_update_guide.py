@@ -59,7 +59,7 @@ def in_use(names: dict[str, Any], folder: Path) -> int:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="fork and SIGKILL")
-def test_interrupted_at_every_step(device: Path, tmp_path: Path) -> None:
+def test_interrupted_at_every_step(device, tmp_path):
     names, found, at, ended = guide(), [], 0, False
     while not ended:
         at += 1
@@ -86,9 +86,7 @@ def test_interrupted_at_every_step(device: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["another key", "an older release", "damage"])
-def test_what_is_not_to_be_trusted_changes_nothing(
-    device: Path, tmp_path: Path, problem: str
-) -> None:
+def test_what_is_not_to_be_trusted_changes_nothing(device, tmp_path, problem):
     names, folder = guide(), tmp_path / "device"
     shutil.copytree(device, folder)
     release = 2

@@ -155,7 +155,7 @@ def without_optimizer(state: CheckpointState) -> CheckpointState:
 
 
 @cases("compatible", "parameters only", "incompatible")
-def test_whether_the_checkpoint_opens_as_it_is(trained: Trained) -> None:
+def test_whether_the_checkpoint_opens_as_it_is(trained):
     if trained.verdict.opens_as_is:
         train(trained.new, without_optimizer(trained.state()))
     else:
@@ -164,7 +164,7 @@ def test_whether_the_checkpoint_opens_as_it_is(trained: Trained) -> None:
 
 
 @cases("compatible")
-def test_compatible_goes_on_with_moments(trained: Trained) -> None:
+def test_compatible_goes_on_with_moments(trained):
     """Step count, learning rate and moments are those of the checkpoint, to the bit."""
     states = [carry_over(trained.state(), trained.fresh(), trained.verdict.carry_over)]
     if trained.verdict.opens_as_is:
@@ -185,9 +185,7 @@ def test_compatible_goes_on_with_moments(trained: Trained) -> None:
 
 
 @cases("parameters only")
-def test_parameters_go_on_and_moments_do_not(
-    trained: Trained, request: pytest.FixtureRequest
-) -> None:
+def test_parameters_go_on_and_moments_do_not(trained, request):
     assert trained.verdict.reset_reasons
     case = CASES[request.node.callspec.params["trained"]]
     names = trained.verdict.carry_over
@@ -207,7 +205,7 @@ def test_parameters_go_on_and_moments_do_not(
 
 
 @cases("incompatible")
-def test_incompatible_parameters_have_no_place(trained: Trained) -> None:
+def test_incompatible_parameters_have_no_place(trained):
     """Each one that is named cannot be carried over; all others can."""
     assert trained.verdict.problems
     for problem in trained.verdict.problems:
@@ -218,7 +216,7 @@ def test_incompatible_parameters_have_no_place(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("trained", ["same"], indirect=True)
-def test_going_on_with_an_equal_package_is_as_if_nothing_had_happened(trained: Trained) -> None:
+def test_going_on_with_an_equal_package_is_as_if_nothing_had_happened(trained):
     first, second = trained.state(), carry_over(trained.state(), trained.fresh())
     train(trained.old, first)
     train(trained.new, second)
@@ -227,7 +225,7 @@ def test_going_on_with_an_equal_package_is_as_if_nothing_had_happened(trained: T
 
 
 @pytest.mark.parametrize("trained", ["same"], indirect=True)
-def test_what_stays_behind_has_no_moments_and_no_schedule(trained: Trained) -> None:
+def test_what_stays_behind_has_no_moments_and_no_schedule(trained):
     """Moments belong to values, and a schedule to the optimizer's state."""
     old = trained.state()
     old.properties[SCHEDULE_PROPERTY] = '{"initial_lr": 0.1, "kind": "constant"}'
@@ -246,7 +244,7 @@ def test_what_stays_behind_has_no_moments_and_no_schedule(trained: Trained) -> N
 
 
 @pytest.mark.parametrize("trained", ["frozen values"], indirect=True)
-def test_new_frozen_values_come_with_the_new_checkpoint_only(trained: Trained) -> None:
+def test_new_frozen_values_come_with_the_new_checkpoint_only(trained):
     assert trained.verdict.new_frozen_values == ("conv1.weight",)
     assert trained.verdict.notes
     new = trained.fresh().parameters["conv1.weight"].data
@@ -256,14 +254,14 @@ def test_new_frozen_values_come_with_the_new_checkpoint_only(trained: Trained) -
 
 
 @pytest.mark.parametrize("trained", ["statistics"], indirect=True)
-def test_running_statistics_go_over(trained: Trained) -> None:
+def test_running_statistics_go_over(trained):
     statistics = [p.name for p in trained.old.manifest.parameters if p.role == "state"]
     assert statistics
     assert set(statistics) <= set(trained.verdict.carry_over)
 
 
 @pytest.mark.parametrize("trained", ["statistics"], indirect=True)
-def test_nothing_is_carried_onto_a_state_that_a_session_trains(trained: Trained) -> None:
+def test_nothing_is_carried_onto_a_state_that_a_session_trains(trained):
     _, optimizer = open_with(trained.new, state := trained.fresh())
     before = {name: array.copy() for name, array in state.arrays(trainable=True).items()}
     with refused("busy", "before a Module is made of it"):
@@ -276,7 +274,7 @@ def test_nothing_is_carried_onto_a_state_that_a_session_trains(trained: Trained)
 
 
 @pytest.mark.parametrize("trained", ["more classes"], indirect=True)
-def test_a_refused_carry_over_changes_nothing(trained: Trained) -> None:
+def test_a_refused_carry_over_changes_nothing(trained):
     state = trained.fresh()
     with pytest.raises(OdtpackError, match=r"fc\.") as caught:
         carry_over(trained.state(), state)
@@ -291,7 +289,7 @@ def test_a_refused_carry_over_changes_nothing(trained: Trained) -> None:
     assert "[5]" in names["fc.bias"]
 
 
-def test_an_adapter_that_counts_otherwise_has_no_place(tmp_path: Path) -> None:
+def test_an_adapter_that_counts_otherwise_has_no_place(tmp_path):
     """The same numbers with eight times the alpha are another model."""
     packages = []
     for alpha in (4.0, 32.0):
@@ -306,7 +304,7 @@ def test_an_adapter_that_counts_otherwise_has_no_place(tmp_path: Path) -> None:
     assert (same.level, same.notes) == ("compatible", ())
 
 
-def test_new_values_of_matrices_inside_the_models_are_noted(tmp_path: Path) -> None:
+def test_new_values_of_matrices_inside_the_models_are_noted(tmp_path):
     model = zoo.mlp((64, 32, 3))
     options = {"adapter": AdapterSpec("lora", ("fc1",), (), 2, 4.0), "base": "int8"}
     paths = [

@@ -21,7 +21,6 @@ from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
-from tests.command import Run
 from tests.failing import failing
 from tests.model_text import parsed
 from tests.packages.mutations import changed_model, edit, rehash
@@ -54,7 +53,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_was_built_verifies(tmp_path: Path, name: str) -> None:
+def test_what_was_built_verifies(tmp_path, name):
     build_package(MODELS[name](), tmp_path / "p", loss="cross_entropy")
     found = verify_package(tmp_path / "p")
     assert found.signature == "none"
@@ -67,7 +66,7 @@ def test_what_was_built_verifies(tmp_path: Path, name: str) -> None:
         assert found.steps.shapes["x"] == [2, 1, 8, 8]
 
 
-def test_the_steps_change_no_file(built: Path) -> None:
+def test_the_steps_change_no_file(built):
     before = {path.name: path.read_bytes() for path in built.iterdir()}
     assert verify_package(built) == verify_package(built / "manifest.json")
     assert {path.name: path.read_bytes() for path in built.iterdir()} == before
@@ -89,15 +88,13 @@ def test_the_steps_change_no_file(built: Path) -> None:
     (lambda c: c["operators"]["optimizer_model"]["ai.onnx"].pop("Sqrt"), "operators"),
     (lambda c: c["operators"]["training_model"].update(x={"Y": 1}), "operators"),
 ])  # fmt: skip
-def test_a_manifest_that_says_otherwise(
-    package: Path, change: Callable[[dict[str, Any]], None], says: str
-) -> None:
+def test_a_manifest_that_says_otherwise(package, change, says):
     edit(package, change)
     with refused("manifest-contradicts", says):
         verify_package(package)
 
 
-def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_package(package, tmp_path):
     build_package(zoo.mlp((6, 5, 3)), tmp_path / "other", loss="cross_entropy", nominal=True)
     for name, says in (("checkpoint", "trainable"), ("nominal_checkpoint", "with values")):
         good = (package / name).read_bytes()
@@ -110,7 +107,7 @@ def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
     verify_package(package)
 
 
-def test_a_model_that_reads_another_file(package: Path) -> None:
+def test_a_model_that_reads_another_file(package):
     with changed_model(package) as model:
         tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -119,14 +116,14 @@ def test_a_model_that_reads_another_file(package: Path) -> None:
         verify_package(package)
 
 
-def test_a_model_that_does_not_load(package: Path) -> None:
+def test_a_model_that_does_not_load(package):
     """ONNX Runtime's own refusal: a name is given twice."""
     with changed_model(package) as model:
         model.graph.node[-1].output[0] = model.graph.node[0].output[0]
     assert refusal(package).code == "model-not-loadable"
 
 
-def test_a_crash_is_an_error(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_an_error(built, monkeypatch):
     start = subprocess.Popen
 
     def crash(command: list[str], **options: Any) -> Any:
@@ -138,27 +135,27 @@ def test_a_crash_is_an_error(built: Path, monkeypatch: pytest.MonkeyPatch) -> No
         verify_package(built)
 
 
-def test_a_model_that_does_not_end(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_end(built, monkeypatch):
     limits = worker.Limits(seconds=0.01)
     monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
     assert refusal(built).code == "models-stall"
 
 
 class TestSignature:
-    def test_a_signed_package(self, signed: Path, key: Path) -> None:
+    def test_a_signed_package(self, signed, key):
         public = key.with_suffix(".pub")
         assert verify_package(signed).signature == "unchecked"
         assert verify_package(signed, require_signature=True).signature == "unchecked"
         assert verify_package(signed, public_key=public).signature == "valid"
         assert Package.open(signed).path == signed.resolve()
 
-    def test_a_signature_that_nothing_checks(self, signed: Path, key: Path, run: Run) -> None:
+    def test_a_signature_that_nothing_checks(self, signed, key, run):
         words = "verify", signed, "--require-signature"
         assert "warning: the signature was not checked" in run(*words, code=0).err
         checked = run(*words, "--public-key", key.with_suffix(".pub"), code=0)
         assert "warning" not in checked.err
 
-    def test_openssl_agrees(self, signed: Path, key: Path) -> None:
+    def test_openssl_agrees(self, signed, key):
         openssl = shutil.which("openssl")
         if openssl is None:
             pytest.skip("needs openssl")
@@ -167,27 +164,27 @@ class TestSignature:
         done = ran(*command, code=None)
         assert "Verified Successfully" in done.stdout, done.stderr
 
-    def test_the_private_key_is_private(self, key: Path) -> None:
+    def test_the_private_key_is_private(self, key):
         assert key.stat().st_mode & 0o777 == 0o600
 
-    def test_an_unsigned_package(self, built: Path, key: Path) -> None:
+    def test_an_unsigned_package(self, built, key):
         assert refusal(built, public_key=key.with_suffix(".pub")).code == "not-signed"
         assert refusal(built, require_signature=True).code == "not-signed"
 
-    def test_another_key(self, signed: Path, tmp_path: Path) -> None:
+    def test_another_key(self, signed, tmp_path):
         public = new_key(tmp_path / "other.pem")
         assert refusal(signed, public_key=public).code == "signature-wrong"
 
     @pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 64, b"x" * 65])
-    def test_what_is_no_signature(self, package: Path, key: Path, content: bytes) -> None:
+    def test_what_is_no_signature(self, package, key, content):
         (package / "manifest.sig").write_bytes(content)
         assert refusal(package, public_key=key.with_suffix(".pub")).code == "signature-wrong"
 
-    def test_a_signature_behind_a_link(self, signed: Path, package: Path, key: Path) -> None:
+    def test_a_signature_behind_a_link(self, signed, package, key):
         (package / "manifest.sig").symlink_to(signed / "manifest.sig")
         assert refusal(package, public_key=key.with_suffix(".pub")).code == "signature-wrong"
 
-    def test_a_new_build_is_not_signed(self, signed: Path, tmp_path: Path) -> None:
+    def test_a_new_build_is_not_signed(self, signed, tmp_path):
         folder = Path(shutil.copytree(signed, tmp_path / "package"))
         build_package(zoo.mlp((6, 4, 3)), folder, loss="mse")
         assert sorted(path.name for path in folder.iterdir()) == [
@@ -195,16 +192,14 @@ class TestSignature:
             "optimizer_model.onnx", "training_model.onnx",
         ]  # fmt: skip
 
-    def test_damage_is_not_signed(self, package: Path, key: Path) -> None:
+    def test_damage_is_not_signed(self, package, key):
         (package / "checkpoint").write_bytes(b"x")
         with refused("package-changed"):
             sign_package(package, key)
         assert not (package / "manifest.sig").exists()
 
     @pytest.mark.parametrize("content", [None, b"", b"not a key", b"x" * 2**17])
-    def test_what_is_no_key(
-        self, signed: Path, tmp_path: Path, content: bytes | None, run: Run
-    ) -> None:
+    def test_what_is_no_key(self, signed, tmp_path, content, run):
         path = tmp_path / "key"
         if content is not None:
             path.write_bytes(content)
@@ -213,7 +208,7 @@ class TestSignature:
             assert "error[internal]" not in run(*command, code=2).err
         assert (signed / "manifest.sig").read_bytes() == before
 
-    def test_keys_of_another_kind(self, signed: Path, key: Path, tmp_path: Path) -> None:
+    def test_keys_of_another_kind(self, signed, key, tmp_path):
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -225,15 +220,13 @@ class TestSignature:
             sign_package(signed, tmp_path / "ec.pem")
         assert refusal(signed, public_key=key).code == "bad-key"  # the private one
 
-    def test_no_key_is_overwritten(self, key: Path) -> None:
+    def test_no_key_is_overwritten(self, key):
         before = key.read_bytes()
         with refused("key-exists"):
             new_key(key)
         assert key.read_bytes() == before
 
-    def test_without_the_library(
-        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-    ) -> None:
+    def test_without_the_library(self, signed, key, monkeypatch, run):
         call, error = builtins.__import__, ImportError("no library")
         missing = failing(call, error, lambda name, *_: name.startswith("cryptography"))
         monkeypatch.setattr(builtins, "__import__", missing)
@@ -245,7 +238,7 @@ class TestSignature:
             assert "pip install cryptography" in run(*command, code=2).err
 
 
-def test_the_commands(package: Path, tmp_path: Path, run: Run) -> None:
+def test_the_commands(package, tmp_path, run):
     key = tmp_path / "key.pem"
     run("sign", package, "--new-key", key, code=0)
     verified = run("verify", package, "--public-key", key.with_suffix(".pub"), code=0)
@@ -256,7 +249,7 @@ def test_the_commands(package: Path, tmp_path: Path, run: Run) -> None:
         assert "help: odtpack sign" in run("sign", *wrong, code=2).err
 
 
-def test_a_listed_file_that_is_none(package: Path) -> None:
+def test_a_listed_file_that_is_none(package):
     (package / "checkpoint").rename(package.parent / "elsewhere")
     (package / "checkpoint").symlink_to("../elsewhere")
     assert "'checkpoint', which is a link" in refusal(package).what
@@ -265,7 +258,7 @@ def test_a_listed_file_that_is_none(package: Path) -> None:
     assert "'checkpoint', which is no ordinary file" in refusal(package).what
 
 
-def test_training_progress_beside_a_package(package: Path) -> None:
+def test_training_progress_beside_a_package(package):
     """A checkpoint that somebody saved into the package makes it another one."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     state.parameters["fc1.bias"].data = np.ones(4, np.float32)

@@ -52,7 +52,7 @@ SMALL = ("", "[1]", "[100]", "[5, 6]", "[1, 1, 1]", "[2, 0]")
 
 
 @pytest.mark.parametrize("shape", [*SMALL, "[40000]", "[40, 30]", "[64, 3, 3, 3]"])
-def test_elementwise(shape: str) -> None:
+def test_elementwise(shape):
     model = _accumulated(parse(ELEMENTWISE.format(shape=shape)))
     end = ["Where", "Add"] if shape in SMALL else ["If"]
     assert op_types(model.graph) == ["Neg", "Abs", *end]
@@ -72,7 +72,7 @@ def _branch(model: ir.Model, name: str) -> list[str]:
 @pytest.mark.parametrize(
     "body", ["gradient = Gemm(a, b)", "t = Transpose(a) gradient = Gemm <transA = 1> (t, b)"]
 )
-def test_a_product_moves_into_the_branches(body: str) -> None:
+def test_a_product_moves_into_the_branches(body):
     model = _accumulated(_product(40, 3, 30, body))
     assert "Gemm" not in op_types(model.graph)
     assert sorted(_branch(model, "else")) == ["Add", "Gemm"]
@@ -86,7 +86,7 @@ def test_a_product_moves_into_the_branches(body: str) -> None:
                  id="read elsewhere"),
     pytest.param("zero = Sub(c, c) gradient = Gemm(a, b, zero)", "", id="an addend"),
 ])  # fmt: skip
-def test_a_product_that_stays(body: str, outputs: str) -> None:
+def test_a_product_that_stays(body, outputs):
     if "zero" in body:
         body = "c = Constant <value = float[1] {1}> ()" + body
     model = _accumulated(_product(40, 3, 30, body, outputs))
@@ -94,13 +94,13 @@ def test_a_product_that_stays(body: str, outputs: str) -> None:
     _check(model)
 
 
-def test_a_small_product_stays() -> None:
+def test_a_small_product_stays():
     model = _accumulated(_product(4, 3, 5, "gradient = Gemm(a, b)"))
     assert op_types(model.graph) == ["Gemm", "Where", "Add"]
     _check(model)
 
 
-def test_names_in_the_branches_are_new() -> None:
+def test_names_in_the_branches_are_new():
     model = parse(
         'g (float[40, 3] a, float[3, 30] b) => (float[40, 30] gradient, float[1] "t")'
         "{ gradient = Gemm(a, b) t = Constant <value = float[1] {1}> () }"
@@ -188,7 +188,7 @@ def _expected(name: str, feeds: dict[str, np.ndarray], start: np.ndarray) -> np.
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("level", ["off", "all"])
 @pytest.mark.parametrize("name", FORMS)
-def test_sums(name: str, level: str, threads: int) -> None:
+def test_sums(name, level, threads):
     """Bit for bit, in memory of its own and in that of the buffer, whatever that held."""
     model = _accumulated_table(FORMS[name][0]())
     opened = session(model, level, intra_op_num_threads=threads)
@@ -207,7 +207,7 @@ def test_sums(name: str, level: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_fresh_start(name: str) -> None:
+def test_a_fresh_start(name):
     """Long rows of large tables are copied one by one; else the zeros are made as a whole."""
     make, beginning = FORMS[name]
     model = _accumulated_table(make())
@@ -221,7 +221,7 @@ def test_a_fresh_start(name: str) -> None:
     pytest.param('reduction = "add"', 'reduction = "max"', id="the largest"),
     pytest.param("(dims)", "<value = float[1] {1}> (dims)", id="ones"),
 ])  # fmt: skip
-def test_a_scatter_that_stays(old: str, new: str) -> None:
+def test_a_scatter_that_stays(old, new):
     text = ROWS.format(axis=0).replace(old, new) if old else ROWS.format(axis=0)
     other = ("other = Neg(gradient)", ", float[40, 30] other") if not old else ("", "")
     model = parse(
@@ -288,7 +288,7 @@ def _sum_feeds() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_merge(name: str) -> None:
+def test_merge(name):
     model = _sum(SUMS[name])
     expected = run(model, _sum_feeds())["gradient"]
     merged = gradient_buffers.merge(Ops(model.graph, "new/"), model.graph.outputs.pop())
@@ -313,7 +313,7 @@ def _ancestors(value: ir.Value) -> list[ir.Node]:
     pytest.param("gradient = Add (first, first)", True, id="one that is read twice"),
     pytest.param("gradient = Sub (first, second)", True, id="no sum"),
 ])  # fmt: skip
-def test_what_is_not_merged(terms: str, marked: bool) -> None:
+def test_what_is_not_merged(terms, marked):
     model = _sum(terms, marked=marked)
     before = outline(model)
     gradient = model.graph.outputs.pop()
@@ -338,7 +338,7 @@ ZEROS = """g (int64[n] i, {kind}[n] u) => ({kind}[{size}] y) <int64[1] dims = {{
 
 @pytest.mark.parametrize("view", ["", "flat = Reshape (zeros, dims)"], ids=["", "view"])
 @pytest.mark.parametrize("kind", ["float", "double", "int64"])
-def test_zeros_at_run_time(kind: str, view: str) -> None:
+def test_zeros_at_run_time(kind, view):
     text = ZEROS.format(kind=kind, size=5000, fill=0, view=view, data="flat" if view else "zeros")
     model = _zeros_made(text)
     assert "ConstantOfShape" not in op_types(model.graph)
@@ -350,6 +350,6 @@ def test_zeros_at_run_time(kind: str, view: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "fill"), [(100, 0), (5000, 1)], ids=["few", "no zeros"])
-def test_constants_that_stay(size: int, fill: int) -> None:
+def test_constants_that_stay(size, fill):
     text = ZEROS.format(kind="float", size=size, fill=fill, view="", data="zeros")
     assert op_types(_zeros_made(text).graph) == ["ConstantOfShape", "ScatterElements"]

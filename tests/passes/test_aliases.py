@@ -49,7 +49,7 @@ out = If (c) <
             id="values put at places in the branch",
         ),
 ])  # fmt: skip
-def test_safe(body: str) -> None:
+def test_safe(body):
     _verify(body)
 
 
@@ -101,12 +101,12 @@ BOTH = "float[4] out, float[4] other"
                  "{ e = Add(source, g) e2 = Mul(source, e) } >", BOTH, "may read 'source' after",
                  id="read later in the branch"),
 ])  # fmt: skip
-def test_unsafe(body: str, outputs: str, reason: str) -> None:
+def test_unsafe(body, outputs, reason):
     with pytest.raises(UnsafeAliasError, match=reason):
         _verify(body, outputs)
 
 
-def test_a_product_is_added_in_place_but_not_made_of_what_it_overwrites() -> None:
+def test_a_product_is_added_in_place_but_not_made_of_what_it_overwrites():
     """A Gemm copies its third input into the output before it reads the others."""
     head = "g (float[1, 4] source, float[1, 1] k, float[1, 4] b) => (float[1, 4] out) {{ {} }}"
     for body, safe in (
@@ -125,7 +125,7 @@ def test_a_product_is_added_in_place_but_not_made_of_what_it_overwrites() -> Non
                 verify(graph, graph.inputs[0], graph.outputs[0])
 
 
-def test_a_subgraph_of_unknown_owner() -> None:
+def test_a_subgraph_of_unknown_owner():
     graph = parse(HEAD.format(outputs="float[4] out", body="out = Add(source, g)")).graph
     source = graph.inputs[0]
     detached = ir.Graph([], [], nodes=[ir.node("Neg", [source])])
@@ -134,27 +134,27 @@ def test_a_subgraph_of_unknown_owner() -> None:
     assert len(detached) == 1
 
 
-def test_a_clone_is_verified_by_its_own_nodes() -> None:
+def test_a_clone_is_verified_by_its_own_nodes():
     body = IF.format(then="t = Identity(g)", otherwise="e = Add(source, g)")
     model = parse(HEAD.format(outputs="float[4] out", body=body))
     for each in (model, model.clone(), model.clone()):
         verify(each.graph, each.graph.inputs[0], each.graph.outputs[0])
 
 
-def test_an_input_is_not_computed() -> None:
+def test_an_input_is_not_computed():
     graph = parse("g (float[4] source, float[4] g) => (float[4] y) { y = Add(source, g) }").graph
     with pytest.raises(UnsafeAliasError, match="not computed"):
         verify(graph, graph.inputs[0], graph.inputs[1])
 
 
-def test_unknown_shapes_prove_nothing() -> None:
+def test_unknown_shapes_prove_nothing():
     graph = parse("g (float[4] source, float[4] g) => (float[4] y) { y = Add(source, g) }").graph
     graph.inputs[0].shape = graph.outputs[0].shape = None
     with pytest.raises(UnsafeAliasError, match="unknown"):
         verify(graph, graph.inputs[0], graph.outputs[0])
 
 
-def test_equal_symbols_are_equal_sizes() -> None:
+def test_equal_symbols_are_equal_sizes():
     graph = parse("g (float[n] source, float[n] g) => (float[n] y) { y = Add(source, g) }").graph
     assert isinstance(graph.inputs[0].shape[0], ir.SymbolicDim)
     verify(graph, graph.inputs[0], graph.outputs[0])

@@ -65,7 +65,7 @@ def _text(mask: str) -> str:
 
 @pytest.mark.parametrize("mask", CASES)
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
-def test_blocks_give_the_whole(mask: str, length: int) -> None:
+def test_blocks_give_the_whole(mask, length):
     model = parse(_text(mask))
     attention.by_blocks(Ops(model.graph, "blocks/"), model.graph)
     assert op_types(model.graph).count("Scan") == 1
@@ -94,7 +94,7 @@ def test_blocks_give_the_whole(mask: str, length: int) -> None:
     ("r = MatMul(p, v)", "r = MatMul(p, v) z = Identity(p)"),  # the scores are read elsewhere
     ("r = MatMul(p, v)", "w = MatMul(p, q) u = Slice(w, o, h, i) r = Add(u, v)"),  # q twice
 ])  # fmt: skip
-def test_what_is_left_alone(old: str, new: str) -> None:
+def test_what_is_left_alone(old, new):
     text = _text("[1, 1, 1, T]")
     assert old in text
     model = parse(text.replace(old, new))

@@ -57,9 +57,7 @@ def _lowered(model: ir.Model) -> ir.Model:
     ("attributes", "momentum", "epsilon"),
     [("", 0.9, 1e-5), (", momentum = 0.6, epsilon = 0.1", 0.6, 0.1)],
 )
-def test_agrees_with_pytorch(
-    shape: tuple[int, ...], attributes: str, momentum: float, epsilon: float
-) -> None:
+def test_agrees_with_pytorch(shape, attributes, momentum, epsilon):
     model = _lowered(_model(shape=", ".join(["N", *map(str, shape[1:])]), attributes=attributes))
     feeds = _feeds(shape)
     results = run(model, feeds)
@@ -75,7 +73,7 @@ def test_agrees_with_pytorch(
     np.testing.assert_allclose(results["var.out"], given["var"].numpy(), rtol=1e-5)
 
 
-def test_one_element_has_no_variance() -> None:
+def test_one_element_has_no_variance():
     results = run(_lowered(_model(shape="N, 3, 1, 1")), _feeds((1, 3, 1, 1)))
     assert all(np.isfinite(value).all() for value in results.values())
     np.testing.assert_allclose(results["var.out"], 0.9 * _feeds((1, 3, 1, 1))["var"], rtol=1e-6)
@@ -91,7 +89,7 @@ def _layer(feeds: dict[str, np.ndarray], number: str = "") -> torch.nn.BatchNorm
     return layer
 
 
-def test_a_layer_used_twice_updates_twice() -> None:
+def test_a_layer_used_twice_updates_twice():
     body = (
         "a, m2, v2 = BatchNormalization <training_mode = 1> (x, scale, bias, mean, var)"
         "n = Neg(a)"
@@ -107,7 +105,7 @@ def test_a_layer_used_twice_updates_twice() -> None:
     np.testing.assert_allclose(results["var.out"], layer.running_var.numpy(), rtol=1e-5)
 
 
-def test_layers_of_one_size_share_their_count_and_one_update() -> None:
+def test_layers_of_one_size_share_their_count_and_one_update():
     """Five layers with statistics of one size, the last on another plane."""
     layers, text = 5, ""
     values = [f"float[3] {name}{i}" for i in range(layers) for name in ("mean", "var")]
@@ -148,7 +146,7 @@ def test_layers_of_one_size_share_their_count_and_one_update() -> None:
 
 
 @pytest.mark.parametrize("outputs", ["y, m2, v2", "y, m2, v2, m3, v3"])
-def test_outputs_meant_training_before_opset_14(outputs: str) -> None:
+def test_outputs_meant_training_before_opset_14(outputs):
     model = _model(f"{outputs} = BatchNormalization (x, scale, bias, mean, var)", opset=13)
     (node,) = model.graph
     assert graphs.is_training_batch_norm(node)
@@ -161,7 +159,7 @@ def _updates(model: ir.Model) -> list[batch_norm.RunningStatistic]:
 
 
 @pytest.mark.parametrize("opset", [9, 13, 14, 17])
-def test_inference_mode_is_left_alone(opset: int) -> None:
+def test_inference_mode_is_left_alone(opset):
     model = _model("y = BatchNormalization (x, scale, bias, mean, var)", opset=opset)
     assert graphs.running_statistics(model.graph) == []
     assert _updates(model) == []
@@ -169,7 +167,7 @@ def test_inference_mode_is_left_alone(opset: int) -> None:
 
 
 @pytest.mark.parametrize("shape", ["N", "N, C"])
-def test_unknown_channels_are_refused(shape: str) -> None:
+def test_unknown_channels_are_refused(shape):
     """A single axis, too, which ONNX allows for a single channel."""
     model = _model(shape=shape)
     with refused("unknown-shape"):
@@ -179,7 +177,7 @@ def test_unknown_channels_are_refused(shape: str) -> None:
         batch_norm.count_per_channel(Ops(model.graph, "new/"), x, ir.DataType.FLOAT)
 
 
-def test_evaluation_uses_the_running_statistics() -> None:
+def test_evaluation_uses_the_running_statistics():
     model = _model(attributes=", epsilon = 0.25")
     batch_norm.to_evaluation(model.graph)
     model.graph.opset_imports.pop(INTERNAL_DOMAIN)
@@ -198,19 +196,19 @@ READ_ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("code", "name", "why"), READ_ELSEWHERE)
-def test_statistics_read_by_other_nodes_are_refused(code: str, name: str, why: str) -> None:
+def test_statistics_read_by_other_nodes_are_refused(code, name, why):
     body = TRAIN.format(attributes="") + f" z = Neg({name})"
     with refused(code, why):
         batch_norm.mark(_model(body, outputs="y, float[3] z").graph)
 
 
 @pytest.mark.parametrize("name", ["m2", "v2"])
-def test_statistics_returned_are_refused(name: str) -> None:
+def test_statistics_returned_are_refused(name):
     with pytest.raises(OdtpackError, match="statistics"):
         batch_norm.mark(_model(outputs=f"y, float[3] {name}").graph)
 
 
-def test_names_that_the_model_has_stay_its_own() -> None:
+def test_names_that_the_model_has_stay_its_own():
     model = _model()
     y = model.graph.outputs[0]
     model.graph.append(ir.node("Neg", [y], name="other"))

@@ -40,14 +40,14 @@ def _used(model: ir.Model) -> list[str]:
     pytest.param("z = BatchNormalization <epsilon = 0.0> (pa, w, w, zeros, ones)",
                  id="normalization"),
 ])  # fmt: skip
-def test_what_lies_between_two_products_is_not_transposed(body: str) -> None:
+def test_what_lies_between_two_products_is_not_transposed(body):
     model = _model(f"{body} {_BACK.format('z', 'y')}")
     after = changed(keep_channels_first, model)
     assert "Transpose" not in _used(after)
     assert_same(model, after, random_feeds(model, N=5))
 
 
-def test_sums_per_channel_take_channels_first() -> None:
+def test_sums_per_channel_take_channels_first():
     model = _model(
         f"z = Relu (pa) {_BACK.format('z', 'y')} s = ReduceSum <keepdims = 0> (z, space) "
         "c = ReduceSum <keepdims = 0> (s, samples) k = Size (z)",
@@ -59,7 +59,7 @@ def test_sums_per_channel_take_channels_first() -> None:
     assert_same(model, after, random_feeds(model, N=5))
 
 
-def test_other_readers_share_one_transpose() -> None:
+def test_other_readers_share_one_transpose():
     model = _model(
         f"z = Relu (pa) {_BACK.format('z', 'y')} e = Exp (z) g = Exp (z)",
         "float[3, N, 4] y, float[N, 3, 2, 2] e, float[N, 3, 2, 2] g",
@@ -75,11 +75,11 @@ def test_other_readers_share_one_transpose() -> None:
     pytest.param(f"e = Exp (pb) z = Add (pa, e) {_BACK.format('z', 'y')}", "float[3, N, 4] y",
                  id="another operand lies otherwise"),
 ])  # fmt: skip
-def test_left_alone(body: str, outputs: str) -> None:
+def test_left_alone(body, outputs):
     assert_unchanged(keep_channels_first, _model(body, outputs))
 
 
-def test_a_plane_of_another_shape_is_not_mixed_up() -> None:
+def test_a_plane_of_another_shape_is_not_mixed_up():
     model = parse(
         "g (float[4, N, 3] a) => (float[3, N, 4] y) <int64[4] planes = {-1, 4, 3, 1}, "
         "int64[3] flat = {-1, 3, 4}> { t = Transpose <perm = [1, 0, 2]> (a) "
@@ -110,7 +110,7 @@ def _convolution(x: str, w: str, attributes: str = "", bias: str = "", out: str 
     pytest.param("N, 6, 8, 8", "6, 1, 3, 3", 'group = 6, auto_pad = "SAME_LOWER", strides = [3, 3]',
                  id="same"),
 ])  # fmt: skip
-def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
+def test_rewritten(x, w, attributes, bias):
     out = ", ".join("Nohw"[: x.count(",") + 1])
     model = _convolution(x, w, attributes, "6" if bias else "", out)
     after = changed(small_convolutions, model)
@@ -130,7 +130,7 @@ def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
     pytest.param("N, 5, 3, 3", "6, 5, 1, 1", "pads = [1, 1, 1, 1]", id="1x1 with padding"),
     pytest.param("N, 5, k, 3", "6, 5, 1, 1", "", id="unknown size"),
 ])  # fmt: skip
-def test_convolutions_left_alone(x: str, w: str, attributes: str) -> None:
+def test_convolutions_left_alone(x, w, attributes):
     assert_unchanged(small_convolutions, _convolution(x, w, attributes))
 
 
@@ -138,14 +138,14 @@ def test_convolutions_left_alone(x: str, w: str, attributes: str) -> None:
     pytest.param("", "Constant <value = float[1, 2, 1, 1] {1, 2}> ()", id="constant"),
     pytest.param(", float[1, 2, 1, 1] v", "Neg(v)", id="computed"),
 ])  # fmt: skip
-def test_a_weight_that_is_not_stored(given: str, weight: str) -> None:
+def test_a_weight_that_is_not_stored(given, weight):
     model = parse(
         f"g (float[N, 2, 3, 3] x{given}) => (float[N, 1, 3, 3] y) {{ w = {weight} y = Conv(x, w) }}"
     )
     assert_unchanged(small_convolutions, model)
 
 
-def test_the_batch_stays_free() -> None:
+def test_the_batch_stays_free():
     model = _convolution("N, 5, 3, 4", "6, 5, 1, 1")
     after = changed(small_convolutions, model)
     for size in (1, 4):
@@ -169,7 +169,7 @@ def _pooled(body: str, outputs: str = "float[N, 3, h, w] y", shape: str = SHAPE)
     (SHAPE, "kernel_shape = [2, 2], dilations = [2, 3]"),
     ("float[N, 3, 9]", "kernel_shape = [3]"),
 ])  # fmt: skip
-def test_swapped(shape: str, attributes: str) -> None:
+def test_swapped(shape, attributes):
     outputs = shape.replace("9", "h", 1).replace("9", "w") + " y"
     model = _pooled(f"r = Relu(x) y = MaxPool <{attributes}> (r)", outputs, shape)
     after = changed(pool_before_relu, model)
@@ -181,7 +181,7 @@ def test_swapped(shape: str, attributes: str) -> None:
     assert_same(model, after, {"x": -abs(random_feeds(model, N=2)["x"])})
 
 
-def test_two_in_a_row() -> None:
+def test_two_in_a_row():
     model = _pooled(
         "a = Relu(x) b = MaxPool <kernel_shape = [2, 2]> (a)"
         "c = Relu(b) y = MaxPool <kernel_shape = [2, 2]> (c)"
@@ -204,5 +204,5 @@ def test_two_in_a_row() -> None:
                  "float[N, 3, h, w] y, int64[N, 3, h, w] i", id="indices"),
     pytest.param("y = MaxPool <kernel_shape = [2, 2]> (x)", "", id="no relu"),
 ])  # fmt: skip
-def test_something_else(body: str, outputs: str) -> None:
+def test_something_else(body, outputs):
     assert_unchanged(pool_before_relu, _pooled(body, *([outputs] if outputs else [])))

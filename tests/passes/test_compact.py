@@ -1,7 +1,5 @@
 """Small models: the same results, fewer bytes, and the names that are a contract."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -34,7 +32,7 @@ def assert_same_results(one: ir.Model, other: ir.Model, **sizes: int) -> None:
         np.testing.assert_array_equal(array, expected[name], strict=True)
 
 
-def test_names_are_short_but_for_inputs_and_outputs() -> None:
+def test_names_are_short_but_for_inputs_and_outputs():
     model = parse(CHAIN)
     small = compact(model.clone(), keep_names=False)
     assert [value.name for value in small.graph.inputs] == ["x", "weight"]
@@ -44,19 +42,19 @@ def test_names_are_short_but_for_inputs_and_outputs() -> None:
     assert_same_results(model, small, batch=3)
 
 
-def test_short_names_avoid_those_that_are_taken() -> None:
+def test_short_names_avoid_those_that_are_taken():
     model = parse("g (float[4] a, float[4] c) => (float[4] b) { t = Add(a, c) b = Neg(t) }")
     small = compact(model.clone(), keep_names=False)
     assert names(small) == {"d", "b"}
     assert_same_results(model, small)
 
 
-def test_names_are_the_same_every_time() -> None:
+def test_names_are_the_same_every_time():
     texts = {str(ir.to_proto(compact(parse(CHAIN), keep_names=False))) for _ in range(3)}
     assert len(texts) == 1
 
 
-def test_names_can_be_kept() -> None:
+def test_names_can_be_kept():
     model = parse(CHAIN)
     small = compact(model.clone(), keep_names=True)
     assert names(small) == names(model)
@@ -65,7 +63,7 @@ def test_names_can_be_kept() -> None:
     assert_same_results(model, small, batch=3)
 
 
-def test_names_in_branches_differ_from_those_around_them() -> None:
+def test_names_in_branches_differ_from_those_around_them():
     model = parse("""
     g (float[4] x, float[1] sign) => (float[4] y) <float[1] zero = {0}> {
       condition = Greater(sign, zero) scaled = Add(x, zero)
@@ -83,11 +81,11 @@ def test_names_in_branches_differ_from_those_around_them() -> None:
         np.testing.assert_array_equal(run(small, feeds)["y"], run(model, feeds)["y"])
 
 
-def test_types_go_that_inference_finds() -> None:
+def test_types_go_that_inference_finds():
     assert not ir.to_proto(compact(parse(CHAIN), keep_names=False)).graph.value_info
 
 
-def test_shapes_stay_that_inference_does_not_find() -> None:
+def test_shapes_stay_that_inference_does_not_find():
     """The packager may know a shape that follows from data."""
     model = parse("g (float[6] x, int64[2] s) => (float[n, m] y) { t = Reshape(x, s) y = Neg(t) }")
     model.graph[0].outputs[0].shape = ir.Shape([2, 3])
@@ -95,7 +93,7 @@ def test_shapes_stay_that_inference_does_not_find() -> None:
     assert [dim.dim_value for dim in info.type.tensor_type.shape.dim] == [2, 3]
 
 
-def test_attributes_with_their_default_go() -> None:
+def test_attributes_with_their_default_go():
     model = parse("""g (float[4, 4] x, float[4, 4] w) => (float[1, 4] y) {
       t = Gemm <alpha: float = 1.0, beta: float = 0.5, transB: int = 0, transA: int = 1> (x, w)
       y = ReduceMax <axes = [0], keepdims: int = 1> (t)
@@ -105,7 +103,7 @@ def test_attributes_with_their_default_go() -> None:
     assert_same_results(model, small)
 
 
-def test_notes_of_exporters_go() -> None:
+def test_notes_of_exporters_go():
     model = parse(CHAIN)
     model.graph[0].metadata_props["stack_trace"] = "in forward\n" * 50
     model.graph[0].doc_string = "a text"
@@ -146,7 +144,7 @@ def with_constant(array: np.ndarray) -> ir.Model:
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_constants_in_bytes(name: str) -> None:
+def test_constants_in_bytes(name):
     """Exactly the same values."""
     array, expanded = CONSTANTS[name]
     model = with_constant(array)
@@ -158,7 +156,7 @@ def test_constants_in_bytes(name: str) -> None:
         assert after < 0.5 * before
 
 
-def test_expanded_constants_are_constants_of_a_session(tmp_path: Path) -> None:
+def test_expanded_constants_are_constants_of_a_session(tmp_path):
     small = compact(with_constant(BAND), keep_names=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

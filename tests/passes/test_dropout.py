@@ -1,7 +1,5 @@
 """A Dropout in training mode drops, whatever ONNX Runtime takes it for."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -60,18 +58,18 @@ BODIES = {
 @pytest.mark.parametrize("rows", ["N", "8"])
 @pytest.mark.parametrize("opset", [13, 17, 22])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_one_whose_mask_nothing_reads(body: str, opset: int, rows: str, level: str) -> None:
+def test_one_whose_mask_nothing_reads(body, opset, rows, level):
     model = changed(keep_dropout, graph(body.replace("[N,", f"[{rows},"), rows, opset=opset))
     (found,) = kept(model, level)
     assert 0.4 < found.mean() < 0.6
 
 
-def test_a_mode_that_the_app_gives_may_be_off() -> None:
+def test_a_mode_that_the_app_gives_may_be_off():
     model = changed(keep_dropout, graph(BODIES["of a mode that the app gives"]))
     assert all(each.all() for each in kept(model, "all", mode=False))
 
 
-def test_settings_are_computed_once() -> None:
+def test_settings_are_computed_once():
     body = "a = Abs(x) d = Dropout(a, half, yes) e = Exp(d) f = Dropout(e, half, yes) y = Neg(f)"
     model = changed(keep_dropout, graph(body))
     expected = ["Equal", "Squeeze", "Abs", "Equal", "Where", "Dropout", "Exp", "Dropout", "Neg"]
@@ -80,7 +78,7 @@ def test_settings_are_computed_once() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("again", ["half, yes", "half2, yes2", ", yes2"])
-def test_two_of_one_value_have_masks_of_their_own(again: str, level: str) -> None:
+def test_two_of_one_value_have_masks_of_their_own(again, level):
     """Before 1.18 ONNX Runtime merges those that read the same values, once constants are one."""
     body = f"""a = Abs(x) half2 = Constant <value = float {{0.5}}> ()
         yes2 = Constant <value = bool {{1}}> () d, m = Dropout(a, half, yes)
@@ -100,17 +98,17 @@ def test_two_of_one_value_have_masks_of_their_own(again: str, level: str) -> Non
     "a = Abs(x) d = Dropout(a, none, yes) y = Neg(d)",
     "y = Abs(x)",
 ])  # fmt: skip
-def test_what_needs_nothing_stays(body: str) -> None:
+def test_what_needs_nothing_stays(body):
     assert_unchanged(keep_dropout, graph(body))
 
 
-def test_a_model_that_does_not_train_stays() -> None:
+def test_a_model_that_does_not_train_stays():
     body = "g (float[N] x) => (float[N] y) <float r = {0.5}, bool on = {1}> "
     assert_unchanged(keep_dropout, parse(body + "{ a = Abs(x) d = Dropout(a, r, on) y = Neg(d) }"))
 
 
 @pytest.mark.parametrize("step_model", ["never", "always"])
-def test_a_frozen_network_below_trains_with_dropout(step_model: str, tmp_path: Path) -> None:
+def test_a_frozen_network_below_trains_with_dropout(step_model, tmp_path):
     """A head trains on what a Dropout leaves, as where all is trained; evaluation drops nothing."""
     text = """g (float[N, 8] x) => (float[N, 4] y) <float half = {0.5}, bool yes = {1}>
     { a = MatMul(x, body) b = Relu(a) d = Dropout(b, half, yes) y = MatMul(d, head) }"""

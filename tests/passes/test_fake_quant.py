@@ -52,9 +52,7 @@ def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray
     (13, "uint8", 0, 0), (21, "uint16", 0, 0), (21, "int8", 1, 4), (21, "int8", 1, 3),
     (24, "int8", 1, 4), (25, "int8", None, 0),
 ])  # fmt: skip
-def test_gradients_are_those_of_the_straight_through_estimator(
-    opset: int, dtype: str, axis: int | None, block: int
-) -> None:
+def test_gradients_are_those_of_the_straight_through_estimator(opset, dtype, axis, block):
     shape = () if axis is None else (3, -(-8 // block)) if block else (X.shape[axis],)
     spread = np.linspace(0.008, 0.02, max(1, int(np.prod(shape))), dtype=np.float32)
     scale = np.asarray(spread.reshape(shape) / np.float32(50 if dtype == "uint16" else 1))
@@ -86,7 +84,7 @@ def test_gradients_are_those_of_the_straight_through_estimator(
     np.testing.assert_allclose(dscale, total, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_are_those_of_pytorch() -> None:
+def test_gradients_are_those_of_pytorch():
     x = torch.tensor(X, requires_grad=True)
     scale = torch.tensor([0.015], requires_grad=True)
     y = torch._fake_quantize_learnable_per_tensor_affine(x, scale, torch.tensor([3.0]), -128, 127)
@@ -97,13 +95,13 @@ def test_gradients_are_those_of_pytorch() -> None:
         np.testing.assert_allclose(ours, theirs.numpy().reshape(ours.shape), rtol=1e-5, atol=1e-5)
 
 
-def test_without_zero_point_it_is_zero() -> None:
+def test_without_zero_point_it_is_zero():
     feeds = {"x": X, "s": np.asarray(0.01, np.float32), "z": np.array(0, np.uint8)}
     _, dx, _ = gradients(pair("uint8", "", zero=False), feeds)
     np.testing.assert_array_equal(dx, SEED * (np.round(X / np.float32(0.01)) >= 0) * (X < 2.555))
 
 
-def test_lowering_restores_the_model() -> None:
+def test_lowering_restores_the_model():
     model = pair("int8", "[8]", "<axis = 1>")
     before = outline(model)
     patterns.mark_fake_quant(model.graph)
@@ -118,7 +116,7 @@ def test_lowering_restores_the_model() -> None:
     "q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear(q, s, z)",
     "q = Cast<to = 3>(x) y = DequantizeLinear(q, s, z)",
 ])  # fmt: skip
-def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
+def test_what_is_no_pair_stays_and_lets_no_gradient_through(body):
     model = pair("int8", "", body=f"t = Add(s, s) {body}")
     before = outline(model)
     patterns.mark_fake_quant(model.graph)
@@ -128,7 +126,7 @@ def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     assert differentiate(graph, {y: op.constant(SEED)}, [graph.inputs[0]], op) == {}
 
 
-def test_a_model_with_simulated_quantization_trains_through_it() -> None:
+def test_a_model_with_simulated_quantization_trains_through_it():
     """Weights before a pair are parameters, and the emitted model still rounds."""
     text = """g (float[n, 4] x) => (float[n, 2] y)
     <float[4, 2] w = {0.31, -0.52, 0.11, 0.97, -0.44, 0.05, 5.0, -0.73},

@@ -51,9 +51,7 @@ def _expected(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("text", [TEXT, PARTS], ids=["whole", "parts"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
-def test_blocks_give_the_whole(
-    batch: int, length: int, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_give_the_whole(batch, length, text, monkeypatch):
     monkeypatch.setattr(feed_forward, "BLOCK", 256 * 40)
     model = parse(text)
     feed_forward.by_blocks(Ops(model.graph, "blocks/"), model.graph)
@@ -80,7 +78,7 @@ def test_blocks_give_the_whole(
     ("h = Mul(act, u)", "h = Mul(act, u) kept = ReduceSum(h)"),  # it is read elsewhere
     ("sg = Sigmoid(g2)", "sg = Sqrt(g2)"),  # no gradient at the zeros that fill a block
 ])  # fmt: skip
-def test_what_is_left_alone(old: str, new: str) -> None:
+def test_what_is_left_alone(old, new):
     assert old in TEXT
     model = parse(TEXT.replace(old, new).replace("float[B, tokens, 8] z", "float[P, Q, 8] z"))
     before = op_types(model.graph)

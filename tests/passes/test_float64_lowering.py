@@ -45,7 +45,7 @@ NODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_is_as_exact_as_double(name: str) -> None:
+def test_a_node_is_as_exact_as_double(name):
     text, theirs = NODES[name]
     model = parse(FORWARD.format(node=text))
     assert name.split("-", maxsplit=1)[0] in op_types(model.graph)
@@ -61,7 +61,7 @@ def test_a_node_is_as_exact_as_double(name: str) -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
-def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> None:
+def test_convolutions(kind, groups, stride, dilation):
     inner = 4 // groups if kind == "Conv" else 3
     first = 8 if kind == "Conv" else 4
     extra = stride - 1 if kind == "ConvTranspose" else 0
@@ -86,7 +86,7 @@ def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> Non
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12, atol=1e-13)
 
 
-def test_erf_on_the_whole_line() -> None:
+def test_erf_on_the_whole_line():
     lowered = finishing.lower_doubles(
         parse("g (double[N, 1] x) => (double[N, 1] y) { y = Erf(x) }")
     )
@@ -96,7 +96,7 @@ def test_erf_on_the_whole_line() -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-14)
 
 
-def test_float32_is_left_alone() -> None:
+def test_float32_is_left_alone():
     model = parse(FORWARD.replace("double", "float").format(node="e = Erf(x) y = Softplus(e)"))
     before = outline(model)
     assert finishing.lower_doubles(model) is model
@@ -104,7 +104,7 @@ def test_float32_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_one_hot(axis: int) -> None:
+def test_one_hot(axis):
     """Indices may be negative; those out of range are off everywhere."""
     model = parse(
         "g (int64[2, 3] i, double[2] values) => (double[a, b, c] y)"
@@ -118,7 +118,7 @@ def test_one_hot(axis: int) -> None:
     np.testing.assert_array_equal(found, np.where(hot, values[1], values[0]))
 
 
-def test_bodies_are_lowered() -> None:
+def test_bodies_are_lowered():
     model = parse(
         "g (bool c, double[3] x) => (double[3] y) { y = If (c)"
         " <then_branch = a () => (double[3] t) { t = Erf(x) },"
@@ -134,14 +134,14 @@ def test_bodies_are_lowered() -> None:
 @pytest.mark.parametrize(
     "node", ["AveragePool <kernel_shape = [2, 2]>(x)", "Conv(x, w)", "ConvTranspose(x, w)"]
 )
-def test_planes_of_unknown_size_are_refused(node: str) -> None:
+def test_planes_of_unknown_size_are_refused(node):
     model = parse(f"g (double[N, 4, H, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
                   f" {{ y = {node} }}")  # fmt: skip
     with refused("unsupported-in-double", r"\[\?, 4, \?, 6\]", "a number in the model"):
         finishing.lower_doubles(model)
 
 
-def test_dilations_with_auto_pad_are_refused() -> None:
+def test_dilations_with_auto_pad_are_refused():
     """ONNX Runtime's padding does not know of them, and it runs no Conv with both."""
     model = parse("g (double[N, 4, 7, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
                   ' { y = Conv <dilations = [2, 2], auto_pad = "SAME_UPPER">(x, w) }')  # fmt: skip

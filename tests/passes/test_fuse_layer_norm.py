@@ -1,7 +1,6 @@
 import math
 import re
 from collections.abc import Collection
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -47,7 +46,7 @@ def _model(body: str = BODY, head: str = HEAD, opset: int = 17):
     ("Add(scaled, bias)", "Add(bias, scaled)"), ("Add(var, eps)", "Add(eps, var)"),
     ("axes = [-1]", "axes = [2]"),
 ])  # fmt: skip
-def test_written_out(old: str, new: str) -> None:
+def test_written_out(old, new):
     model = _model(BODY.replace(old, new) if old else BODY)
     after = changed(fuse_layer_norm, model)
     (node,) = [node for node in after.graph if node.op_type != "Constant"]
@@ -63,12 +62,12 @@ def _assert_fused(model: ir.Model) -> None:
     assert_same(model, after, random_feeds(model, N=5))
 
 
-def test_two_axes() -> None:
+def test_two_axes():
     head = "g (float[N, 3, 4] x, float[3, 4] scale, float[3, 4] bias) => (float[N, 3, 4] y)"
     _assert_fused(_model(BODY.replace("[-1]", "[-2, -1]"), head))
 
 
-def test_axes_as_input() -> None:
+def test_axes_as_input():
     axis = "axis = Constant <value = int64[1] {-1}> ()"
     body = re.sub(r"<axes = \[-1\]> \((\w+)\)", r"(\1, axis)", BODY)
     _assert_fused(_model(axis + body, opset=18))
@@ -84,7 +83,7 @@ def _two(body: str) -> str:
     return " ".join(parts)
 
 
-def test_two_in_a_row() -> None:
+def test_two_in_a_row():
     model = _model(_two(BODY))
     after = changed(fuse_layer_norm, model)
     assert op_types(after.graph).count("LayerNormalization") == 2
@@ -104,12 +103,12 @@ def test_two_in_a_row() -> None:
     pytest.param("Mul(normal, scale)", "Mul(normal, two)", id="scale is a number"),
     pytest.param("Add(scaled, bias)", "Add(scaled, two)", id="bias is a number"),
 ])  # fmt: skip
-def test_something_else(old: str, new: str) -> None:
+def test_something_else(old, new):
     assert old in BODY
     assert_unchanged(fuse_layer_norm, _model("root0 = Sqrt(two)" + BODY.replace(old, new)))
 
 
-def test_an_epsilon_with_more_axes_adds_them() -> None:
+def test_an_epsilon_with_more_axes_adds_them():
     """The result is [1, N, 3, 4] then."""
     wide = "wide = Constant <value = float[1, 1, 1, 1] {1e-3}> ()"
     head = HEAD.replace("float[N, 3, 4] y", "float[1, N, 3, 4] y")
@@ -119,25 +118,25 @@ def test_an_epsilon_with_more_axes_adds_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "d", "var", "normal", "scaled"])
-def test_a_part_is_read_elsewhere(name: str) -> None:
+def test_a_part_is_read_elsewhere(name):
     head = HEAD.replace("float[N, 3, 4] y)", "float[N, 3, 4] y, float[N, 3, k] other)")
     assert_unchanged(fuse_layer_norm, _model(BODY + f"other = Neg({name})", head))
 
 
 @pytest.mark.parametrize("name", ["mean", "d", "scaled"])
-def test_a_part_is_an_output(name: str) -> None:
+def test_a_part_is_an_output(name):
     head = HEAD.replace("[N, 3, 4] y)", f"[N, 3, 4] y, float[N, 3, k] {name})")
     assert_unchanged(fuse_layer_norm, _model(BODY, head))
 
 
 @pytest.mark.parametrize("dims", ["1", "3, 4", "1, 4", "k"])
-def test_the_scale_has_another_shape(dims: str) -> None:
+def test_the_scale_has_another_shape(dims):
     assert_unchanged(
         fuse_layer_norm, _model(head=HEAD.replace("float[4] scale", f"float[{dims}] scale"))
     )
 
 
-def test_unknown_sizes_are_not_equal_sizes() -> None:
+def test_unknown_sizes_are_not_equal_sizes():
     """A scale of unknown length may have length one and be broadcast."""
     head = "g (float[N, k, 3] a, int64[2] s, int64[1] t, float[m] bias) => (float[p, q] y)"
     body = "x = Reshape(a, s) flat = Reshape(bias, t) scale = Neg(flat)" + BODY.replace(
@@ -146,13 +145,13 @@ def test_unknown_sizes_are_not_equal_sizes() -> None:
     assert_unchanged(fuse_layer_norm, _model(body, head))
 
 
-def test_without_kept_axes() -> None:
+def test_without_kept_axes():
     body = BODY.replace("<axes = [-1]>", "<axes = [-1], keepdims = 0>")
     head = "g (float[4, 4] x, float[4] scale, float[4] bias) => (float[4, 4] y)"
     assert_unchanged(fuse_layer_norm, _model(body, head))
 
 
-def test_the_operator_is_too_new() -> None:
+def test_the_operator_is_too_new():
     assert_unchanged(fuse_layer_norm, _model(opset=16))
 
 
@@ -194,7 +193,7 @@ def _gelu(body: str = GELU, outputs: str = "float[N, 5] y") -> ir.Model:
     {"first = Mul(x, plus)": "first = Mul(x, half)",
      "y = Mul(first, half)": "y = Mul(first, plus)"},
 ])  # fmt: skip
-def test_gelu_written_out(change: dict[str, str]) -> None:
+def test_gelu_written_out(change):
     model = _gelu(_with(change))
     marked = model.clone()
     patterns.mark_gelu(marked.graph)
@@ -229,12 +228,12 @@ def test_gelu_written_out(change: dict[str, str]) -> None:
     pytest.param({"Add(e, one)": "my.Add(e, one)"}, id="another domain's sum"),
     pytest.param({"Mul(x, plus)": "my.Mul(x, plus)"}, id="another domain's product"),
 ])  # fmt: skip
-def test_not_a_gelu(change: dict[str, str]) -> None:
+def test_not_a_gelu(change):
     _assert_unchanged(_gelu(_with(change)))
 
 
 @pytest.mark.parametrize("name", ["one", "half", "root2"])
-def test_a_number_with_more_axes_adds_them(name: str) -> None:
+def test_a_number_with_more_axes_adds_them(name):
     """The result is [1, N, 5] then."""
     wide = f"wide = Constant <value = float[1, 1, 1] {{{VALUES[name]!r}}}> ()"
     body = GELU.replace(f", {name})", ", wide)")
@@ -243,7 +242,7 @@ def test_a_number_with_more_axes_adds_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["inner", "e", "plus", "first"])
-def test_a_part_of_a_gelu_is_read_elsewhere(name: str) -> None:
+def test_a_part_of_a_gelu_is_read_elsewhere(name):
     _assert_unchanged(_gelu(GELU + f"other = Neg({name})", "float[N, 5] y, float[N, 5] other"))
     _assert_unchanged(_gelu(GELU, f"float[N, 5] y, float[N, 5] {name}"))
 
@@ -255,7 +254,7 @@ def _assert_unchanged(model: ir.Model) -> None:
     assert outline(model) == before
 
 
-def test_two_of_them() -> None:
+def test_two_of_them():
     model = _gelu(_two(GELU))
     marked = model.clone()
     patterns.mark_gelu(marked.graph)
@@ -307,7 +306,7 @@ def arrays(model: ir.Model) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", MISREAD)
-def test_a_fused_kernel_does_not_take_another_epsilon(kind: str) -> None:
+def test_a_fused_kernel_does_not_take_another_epsilon(kind):
     more, constants, body = MISREAD[kind]
     model = parse(f"{NORM_HEAD.format(more=more)} {{ {constants} {body} }}")
     feeds = arrays(model)
@@ -323,20 +322,18 @@ def test_a_fused_kernel_does_not_take_another_epsilon(kind: str) -> None:
 @pytest.mark.parametrize(
     "body", [LAYER_NORM, RMS_NORM, LAYER_NORM.replace("Pow(d, two)", "Mul(d, d)")]
 )
-def test_what_is_read_right_is_still_fused(body: str) -> None:
+def test_what_is_read_right_is_still_fused(body):
     assert_unchanged(keep_epsilon, parse(f"{NORM_HEAD.format(more='')} {{ {FIXED} {body} }}"))
 
 
-def test_another_sum_is_left_alone() -> None:
+def test_another_sum_is_left_alone():
     body = "plus = Add(x, bias) root = Sqrt(plus) y = Mul(root, scale)"
     assert_unchanged(keep_epsilon, parse(f"{NORM_HEAD.format(more='')} {{ {body} }}"))
 
 
 @pytest.mark.parametrize("role", ["requires_grad", "frozen_params"])
 @pytest.mark.parametrize("body", [LAYER_NORM, RMS_NORM], ids=["layer norm", "RMS norm"])
-def test_evaluation_agrees_with_training_where_epsilon_is_a_parameter(
-    body: str, role: str, tmp_path: Path
-) -> None:
+def test_evaluation_agrees_with_training_where_epsilon_is_a_parameter(body, role, tmp_path):
     random = np.random.default_rng(0)
     values = {"scale": random.standard_normal(4), "bias": random.standard_normal(4), "eps": 0.5}
     text = f"net (float[N, 4] x) => (float[N, 4] y) {{ {POWER} {body} }}"

@@ -33,7 +33,7 @@ def _refuse(graph: ir.Graph) -> None:
     raise OdtpackError("unknown-shape", f"{graph.name} is refused")
 
 
-def test_it_says_whether_it_changed_the_model() -> None:
+def test_it_says_whether_it_changed_the_model():
     model = _model()
     assert not apply(model, _nothing)
     assert not apply(model, _nothing, Ops(model.graph))
@@ -41,19 +41,19 @@ def test_it_says_whether_it_changed_the_model() -> None:
     assert model.graph.name == "renamed"
 
 
-def test_a_writer_belongs_to_the_graph() -> None:
+def test_a_writer_belongs_to_the_graph():
     with pytest.raises(PreconditionError, match="_nothing has a writer for another graph"):
         apply(_model(), _nothing, Ops(_model().graph))
 
 
 @pytest.mark.parametrize("lowers", ["Gelu", ALL])
-def test_what_it_lowers_is_gone(lowers: str) -> None:
+def test_what_it_lowers_is_gone(lowers):
     with pytest.raises(PostconditionError, match="_nothing left a node Gelu"):
         apply(_model(), _nothing, lowers=lowers)
     apply(_model(), _nothing, lowers="FakeQuant")
 
 
-def test_errors_for_the_user_stay_what_they_are() -> None:
+def test_errors_for_the_user_stay_what_they_are():
     with pytest.raises(OdtpackError, match="g is refused"):
         apply(_model(), _refuse)
 
@@ -70,7 +70,7 @@ g (float[N, 3, 8, 8] x, float[4, 3, 3, 3] w, float[4] s, float[4] b, float[4] m,
 
 
 @pytest.mark.parametrize("opset", [13, 14, 15, 16])
-def test_the_meaning_stays(opset: int) -> None:
+def test_the_meaning_stays(opset):
     model = parse(CNN, opset)
     after = model.clone()
     upgrade(after.graph)
@@ -78,7 +78,7 @@ def test_the_meaning_stays(opset: int) -> None:
     assert_same(model, check(after), random_feeds(model, N=2))
 
 
-def test_training_mode_as_an_attribute_stays() -> None:
+def test_training_mode_as_an_attribute_stays():
     model = parse(
         NORM_THREE.replace("BatchNormalization", "BatchNormalization <training_mode = 1>"), 14
     )
@@ -87,7 +87,7 @@ def test_training_mode_as_an_attribute_stays() -> None:
 
 
 @pytest.mark.parametrize("opset", [12, 17, 18, 21])
-def test_other_opsets_stay(opset: int) -> None:
+def test_other_opsets_stay(opset):
     model = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }", opset)
     upgrade(model.graph)
     assert model.graph.opset_imports[""] == opset
@@ -117,7 +117,7 @@ g (bool c, float[1, 1, 4, 4] x, float[k, 4] rois, int64[k] batch) => (float[k, 1
 
 
 @pytest.mark.parametrize("text", [ROI, NORM, NORM_THREE, BRANCH], ids=["roi", "bn5", "bn3", "if"])
-def test_a_changed_meaning_keeps_its_opset(text: str) -> None:
+def test_a_changed_meaning_keeps_its_opset(text):
     model = parse(text, 13)
     upgrade(model.graph)
     assert model.graph.opset_imports[""] == 13
@@ -131,7 +131,7 @@ def x() -> ir.Value:
     return ir.val("x", dtype=ir.DataType.FLOAT, shape=[3])
 
 
-def test_no_gradient_flows(x: ir.Value) -> None:
+def test_no_gradient_flows(x):
     """x times held x has the gradient held x, not twice x."""
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="g")
     op = Ops(graph)
@@ -152,7 +152,7 @@ def test_no_gradient_flows(x: ir.Value) -> None:
     assert graph.opset_imports == {"": 17}
 
 
-def test_a_held_output(x: ir.Value) -> None:
+def test_a_held_output(x):
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17}, name="g")
     op = Ops(graph)
     graph.outputs.append(stop(op, op.Neg(x)))
@@ -161,7 +161,7 @@ def test_a_held_output(x: ir.Value) -> None:
     assert graph.outputs[0].producer() is graph[0]
 
 
-def test_other_graphs_do_not_change(x: ir.Value) -> None:
+def test_other_graphs_do_not_change(x):
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 17, INTERNAL_DOMAIN: 1}, name="g")
     graph.outputs.append(Ops(graph).Identity(x))
     lower(graph)

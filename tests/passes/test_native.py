@@ -16,7 +16,7 @@ MOMENTUM = """momentum (float[n] p, float[n] g, float[n] b, float[1] rate)
 }"""
 
 
-def test_an_update_is_one_function_whose_body_is_its_nodes() -> None:
+def test_an_update_is_one_function_whose_body_is_its_nodes():
     plain = parse(MOMENTUM)
     model = wrap(plain)
     assert op_types(model.graph) == ["Kernel0"]
@@ -44,7 +44,7 @@ def test_an_update_is_one_function_whose_body_is_its_nodes() -> None:
     ("m (float[n] x) => (float[n] y, float z) { a = Mul(x, x) b = Abs(a) z = ReduceSum"
          "<keepdims = 0>(b) c = Neg(b) y = Sqrt(c) }", ["Mul", "Abs", "ReduceSum", "Kernel0"]),
 ])  # fmt: skip
-def test_what_stays_as_it_is(text: str, left: list[str]) -> None:
+def test_what_stays_as_it_is(text, left):
     model = wrap(parse(text))
     assert op_types(model.graph) == left
     assert len(model.functions) == left.count("Kernel0")
@@ -59,14 +59,12 @@ def test_what_stays_as_it_is(text: str, left: list[str]) -> None:
     ("[200, 40]", "[200, 16]", "transA = 1, alpha = 0.5", False),
     ("[40, 200]", "[200, 16]", "transA = 0", False),
 ])  # fmt: skip
-def test_products_whose_first_operand_is_transposed(
-    a: str, b: str, attributes: str, native: bool
-) -> None:
+def test_products_whose_first_operand_is_transposed(a, b, attributes, native):
     text = f"m (float{a} a, float{b} b) => (float[k, m] y) {{ y = Gemm<{attributes}>(a, b) }}"
     assert op_types(wrap(parse(text)).graph) == ["Kernel0" if native else "Gemm"]
 
 
-def test_equal_bodies_are_one_function_whatever_their_scalars() -> None:
+def test_equal_bodies_are_one_function_whatever_their_scalars():
     text = """two (float[n] p, float[n] q, float[1] r, float[1] s) => (float[n] y, float[n] z) {
         a = Mul(p, r) y = Sub(a, r) b = Mul(q, s) z = Sub(b, s) }"""
     model = wrap(parse(text))
@@ -75,14 +73,14 @@ def test_equal_bodies_are_one_function_whatever_their_scalars() -> None:
     assert model.graph.opset_imports[DOMAIN] == 1
 
 
-def test_an_alias_that_does_not_hold_is_refused() -> None:
+def test_an_alias_that_does_not_hold_is_refused():
     """The output would be written over the parameter before the last reader has run."""
     text = MOMENTUM.replace("=> (", "=> (float[n] late, ").replace("kept =", "late = Neg(p) kept =")
     with pytest.raises(UnsafeAliasError, match="after"):
         wrap(parse(text))
 
 
-def test_a_constant_that_only_a_body_reads_is_left_to_it() -> None:
+def test_a_constant_that_only_a_body_reads_is_left_to_it():
     """ONNX Runtime warns of an initializer that nothing reads, at each session."""
     text = """m (float[64, 128] x) => (float[64, 128] y) <int64[1] axes = {1}> {
         m = ReduceMax<axes = [1]>(x) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, axes) y = Div(e, s)
@@ -106,9 +104,7 @@ def statistics(x: str) -> str:
 
 
 @pytest.mark.parametrize(("scale", "native"), [("Exp(bias)", 2), ('Exp("q.mean")', 1)])
-def test_of_normalizations_that_scale_by_each_other_s_means_one_stays(
-    scale: str, native: int
-) -> None:
+def test_of_normalizations_that_scale_by_each_other_s_means_one_stays(scale, native):
     """Their nodes have an order; two functions, each of which waits for the other, have none."""
     last = """BatchNormalization("{0}.centered", "{0}.scale", bias, zeros, "{0}.variance")"""
     plain = parse(
@@ -133,7 +129,7 @@ def test_of_normalizations_that_scale_by_each_other_s_means_one_stays(
         np.testing.assert_array_equal(one, other)
 
 
-def test_rows_that_read_what_a_normalization_centered_do_not_wait_for_themselves() -> None:
+def test_rows_that_read_what_a_normalization_centered_do_not_wait_for_themselves():
     """What was wrapped before may stand behind what reads it: then it runs before that."""
     model = wrap(parse(
         f"""m (float[2, 3, 4, 32] p, float[2, 3, 4, 32] w, float[3] bias, float[3] zeros,

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -24,7 +23,7 @@ def job(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def test_training_follows_pytorch(peer: ModuleType, job: dict[str, Path], tmp_path: Path) -> None:
+def test_training_follows_pytorch(peer, job, tmp_path):
     files = {key: tmp_path / key for key in ("gradients.npz", "parameters.npz", "saved")}
     made, result, loaded = peer.run_jobs([
         {"command": "generate", "model": job["model.onnx"], "folder": job["artifacts"],
@@ -77,9 +76,7 @@ def test_training_follows_pytorch(peer: ModuleType, job: dict[str, Path], tmp_pa
         np.testing.assert_array_equal(values, parameters[name])
 
 
-def test_frozen_parameters_do_not_move(
-    peer: ModuleType, job: dict[str, Path], tmp_path: Path
-) -> None:
+def test_frozen_parameters_do_not_move(peer, job, tmp_path):
     frozen = ["fc1.weight", "fc1.bias"]
     optimizer = {"kind": "adamw", "eps": 1e-8, "weight_decay": 0.01, "clip_grad": 1.0}
     made = peer.generate(
@@ -96,7 +93,7 @@ def test_frozen_parameters_do_not_move(
         assert np.array_equal(after[tensor.name], before) == (tensor.name in frozen)
 
 
-def test_bench_reports_every_timed_step(peer: ModuleType, job: dict[str, Path]) -> None:
+def test_bench_reports_every_timed_step(peer, job):
     peer.generate(model=job["model.onnx"], folder=job["artifacts"])
     result = peer.bench(folder=job["artifacts"], inputs=job["data.npz"], steps=4, warm_up=2)
     assert len(result["train_ms"]) == len(result["optimizer_ms"]) == 4
@@ -105,15 +102,13 @@ def test_bench_reports_every_timed_step(peer: ModuleType, job: dict[str, Path]) 
     assert 0 < result["peak_bytes"] < 200e6
 
 
-def test_what_the_reference_raises_comes_back(peer: ModuleType, job: dict[str, Path]) -> None:
+def test_what_the_reference_raises_comes_back(peer, job):
     with pytest.raises(peer.PeerError, match="zzz") as caught:
         peer.generate(model=job["model.onnx"], folder=job["artifacts"], requires_grad=["zzz"])
     assert caught.value.kind == "RuntimeError"
 
 
-def test_a_missing_environment_is_explained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_environment_is_explained(monkeypatch, tmp_path):
     from tests.peer import client
 
     monkeypatch.setattr(client, "ENVIRONMENT", tmp_path)
@@ -126,9 +121,7 @@ def test_a_missing_environment_is_explained(
     ("script", "kind"),
     [("import os; os.abort()", "crash"), ("import time; time.sleep(60)", "timeout")],
 )
-def test_a_dead_worker_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, kind: str
-) -> None:
+def test_a_dead_worker_is_an_error(monkeypatch, tmp_path, script, kind):
     import sys
 
     from tests.peer import client

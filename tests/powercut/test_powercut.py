@@ -39,19 +39,19 @@ def broken(calls: Sequence[Call], tmp_path: Path) -> dict[str, int]:
     return {model: len(problems) for model, _, problems in found}
 
 
-def test_a_save_that_is_right(tmp_path: Path) -> None:
+def test_a_save_that_is_right(tmp_path):
     assert broken(SAVE, tmp_path) == {"ordered": 0, "weak": 0}
 
 
 @pytest.mark.parametrize("left_out", [2, 4], ids=["the file's sync", "the folder's sync"])
-def test_a_sync_that_is_missing_is_found(tmp_path: Path, left_out: int) -> None:
+def test_a_sync_that_is_missing_is_found(tmp_path, left_out):
     found = broken([*SAVE[:left_out], *SAVE[left_out + 1 :]], tmp_path)
     assert found["weak"] > 0
     # In order, a file's sync makes the names before it durable, and not that of the rename.
     assert found["ordered"] > 0
 
 
-def test_renames_that_a_file_system_may_reorder(tmp_path: Path) -> None:
+def test_renames_that_a_file_system_may_reorder(tmp_path):
     """Two names without a sync between them: in order they are right, otherwise not."""
     calls = [
         Call("unlink", "f"), Call("create", "g"), Call("write", "g", data=b"new\n"),
@@ -93,7 +93,7 @@ ORDERS = {
 
 @needs_strace
 @pytest.mark.parametrize("name", ORDERS)
-def test_the_order_of_a_checkpoints_calls(name: str, tmp_path: Path) -> None:
+def test_the_order_of_a_checkpoints_calls(name, tmp_path):
     calls, _ = recorded(name, tmp_path)
     words = order(calls)
     assert words[words.index("done 2") + 1 : words.index("done 3")] == ORDERS[name]
@@ -113,7 +113,7 @@ def assert_in_order(words: list[str], *wanted: str) -> None:
     ("export", ["write tmp", "sync tmp", "rename tmp m.onnx", "sync .", "done 1"]),
     ("carry over", [*PLAIN, "done 1"]),
 ])  # fmt: skip
-def test_the_order_of_the_other_saves(name: str, wanted: list[str], tmp_path: Path) -> None:
+def test_the_order_of_the_other_saves(name, wanted, tmp_path):
     calls, _ = recorded(name, tmp_path)
     assert_in_order(order(calls), *wanted)
     # Every file that stays was synced after it was last written.
@@ -129,7 +129,7 @@ def test_the_order_of_the_other_saves(name: str, wanted: list[str], tmp_path: Pa
 
 
 @needs_strace
-def test_the_last_file_of_a_folder_comes_after_a_sync(tmp_path: Path) -> None:
+def test_the_last_file_of_a_folder_comes_after_a_sync(tmp_path):
     """Where folders cannot be swapped: plan, stage, the other files, the manifest, the end."""
     words = order(recorded("build without a swap", tmp_path)[0])
     inside = next(w.split()[2] for w in words if w.startswith("rename") and ".odtpack-update" in w)
@@ -148,7 +148,7 @@ def test_the_last_file_of_a_folder_comes_after_a_sync(tmp_path: Path) -> None:
 
 @needs_strace
 @pytest.mark.parametrize("name", split(PATHS, lambda name: name in list(ORDERS)[1::2]))
-def test_what_a_power_cut_leaves(name: str, tmp_path: Path) -> None:
+def test_what_a_power_cut_leaves(name, tmp_path):
     for model, states, problems in check_path(name, tmp_path):
         assert states > (30 if name in list(ORDERS)[1::2] else 3), model
         assert problems == []

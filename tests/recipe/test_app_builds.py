@@ -58,14 +58,14 @@ def steps(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("text", [ACTION, WORKFLOW], ids=["action", "workflow"])
 class TestYaml:
-    def test_is_laid_out_as_yaml(self, text: str) -> None:
+    def test_is_laid_out_as_yaml(self, text):
         assert "\t" not in text
         assert text.count("${{") == text.count("}}")
         for line in text.splitlines():
             assert (len(line) - len(line.lstrip(" "))) % 2 == 0, line
             assert line == line.rstrip()
 
-    def test_scripts_are_whole_and_take_values_from_the_environment_only(self, text: str) -> None:
+    def test_scripts_are_whole_and_take_values_from_the_environment_only(self, text):
         scripts = [step for step in steps(text) if "run" in step]
         assert scripts
         for step in scripts:
@@ -77,7 +77,7 @@ class TestYaml:
                 assert name in step["env"] or name == "GITHUB_OUTPUT", name
 
 
-def test_action_declares_what_it_uses() -> None:
+def test_action_declares_what_it_uses():
     inputs = re.search(r"^inputs:\n(.*?)^outputs:\n(.*?)^runs:", ACTION, re.M | re.S)
     declared = set(re.findall(r"^  ([a-z-]+):", inputs[1], re.M))
     assert set(re.findall(r"inputs\.([a-z-]+)", ACTION)) == declared
@@ -88,7 +88,7 @@ def test_action_declares_what_it_uses() -> None:
     assert set(re.findall(r"steps\.package\.outputs\.([a-z-]+)", WORKFLOW)) <= outputs
 
 
-def test_a_package_from_the_cache_is_judged_and_its_report_is_kept(project: Path) -> None:
+def test_a_package_from_the_cache_is_judged_and_its_report_is_kept(project):
     """Budgets are not part of the package's key: judging must not hang on a new package."""
     found = steps(WORKFLOW)
     judging = next(step for step in found if "odtpack simulate" in str(step.get("run")))
@@ -125,7 +125,7 @@ def train(project: Path, peak: str) -> None:
     np.savez(project / "training" / "sample.npz", **arrays())
 
 
-def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Path) -> None:
+def test_action_builds_then_takes_it_from_the_cache(project, tmp_path):
     values = {
         "inputs.recipe": "training/recipe.toml", "inputs.package": "build/odtpack/package",
         "inputs.android": "app/src/main/assets/odtpack", "inputs.ios": "",
@@ -159,7 +159,7 @@ def test_action_builds_then_takes_it_from_the_cache(project: Path, tmp_path: Pat
     assert once() == {**first, "built": "false"}
 
 
-def test_gradle_runs_these_commands(project: Path) -> None:
+def test_gradle_runs_these_commands(project):
     paths = {
         "odtpack": "odtpack",
         "recipe.asFile.path": "training/recipe.toml",
@@ -181,7 +181,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
     assert GRADLE.count("(") == GRADLE.count(")")
 
 
-def test_gradle_and_guide_name_what_must_not_be_compressed() -> None:
+def test_gradle_and_guide_name_what_must_not_be_compressed():
     from odtpack.update.release import NO_COMPRESS
 
     ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
@@ -200,18 +200,18 @@ class TestXcode:
             "ODTPACK_RECIPE": str(project / "training" / "recipe.toml"),
         }
 
-    def test_script_is_valid_shell(self) -> None:
+    def test_script_is_valid_shell(self):
         for name in ("bash", "sh"):
             assert subprocess.run([name, "-n", PHASE], check=False).returncode == 0
 
-    def test_fills_the_bundle(self, project: Path) -> None:
+    def test_fills_the_bundle(self, project):
         variables = self.variables(project)
         (project / "Build" / "My App.app").mkdir(parents=True)
         shell(project, ["sh", str(PHASE)], **variables)
         assert set(tree(project / "Build" / "My App.app" / "odtpack")) == NEEDED
         assert shell(project, ["sh", str(PHASE)], **variables).stderr.count("unchanged") == 2
 
-    def test_fails_where_odtpack_is_missing_or_the_recipe_is_wrong(self, project: Path) -> None:
+    def test_fails_where_odtpack_is_missing_or_the_recipe_is_wrong(self, project):
         variables = {**self.variables(project), "ODTPACK_COMMAND": "no-such-odtpack"}
         done = shell(project, ["sh", str(PHASE)], 1, **variables)
         assert done.stderr.startswith("error: no-such-odtpack is not installed")
@@ -223,7 +223,7 @@ class TestXcode:
 
 
 @pytest.mark.parametrize("platform", ["android", "ios"])
-def test_fastlane_runs_these_commands(project: Path, platform: str) -> None:
+def test_fastlane_runs_these_commands(project, platform):
     lane = re.search(rf"platform :{platform} do(.*?)^end", FASTFILE, re.M | re.S)
     call = re.search(r'build_training_package\(recipe, "(--\w+)", "([^"]+)"\)', lane[1])
     package = re.search(r'package = "([^"]+)"', FASTFILE)

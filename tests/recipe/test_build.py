@@ -21,7 +21,7 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.programs import ran
-from tests.recipe.conftest import RECIPE, Run, Write, run
+from tests.recipe.conftest import RECIPE, Run, run
 from tests.refused import refused
 from tests.simulator.graphs import weighted
 from tests.test_docs import prepare_encoder
@@ -72,7 +72,7 @@ AS_OPTIONS = (
 )
 
 
-def test_a_recipe_builds_what_options_build(run: Run, folder: Path) -> None:
+def test_a_recipe_builds_what_options_build(run, folder):
     (folder / "recipe.toml").write_text('outputs = ["output"]\n' + RECIPE + FULL)
     run("build", "--recipe", folder / "recipe.toml", code=0)
     other = folder / "other"
@@ -83,7 +83,7 @@ def test_a_recipe_builds_what_options_build(run: Run, folder: Path) -> None:
     assert manifest.loss_options["label_smoothing"] == 0.1
 
 
-def test_options_take_the_place_of_keys(run: Run, folder: Path, write: Write) -> None:
+def test_options_take_the_place_of_keys(run, folder, write):
     write(FULL)
     outcome = run(
         *("build", "--recipe", folder / "recipe.toml", "--out", folder / "p", "--json"),
@@ -107,9 +107,7 @@ def test_options_take_the_place_of_keys(run: Run, folder: Path, write: Write) ->
     assert (roles["conv1.weight"], roles["conv2.weight"]) == ("trainable", "frozen")
 
 
-def test_one_option_of_the_recipes_own_loss_and_optimizer(
-    run: Run, folder: Path, write: Write
-) -> None:
+def test_one_option_of_the_recipes_own_loss_and_optimizer(run, folder, write):
     outcome = run(
         *("build", "--recipe", write(FULL), "--json"),
         *("--loss-option", "label_smoothing=0.3", "--momentum", 0.5),
@@ -132,14 +130,14 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
     ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
 ])  # fmt: skip
 def test_refused(
-    run: Run, folder: Path, write: Write, more: str, options: tuple[object, ...], code: str,
-    words: tuple[str, ...],
-) -> None:  # fmt: skip
+    run, folder, write, more, options, code,
+    words,
+):  # fmt: skip
     assert_refused(run("build", "--recipe", write(more), *options), code, *words)
     assert not (folder / "package").exists()
 
 
-def test_no_place_for_the_package(run: Run, folder: Path) -> None:
+def test_no_place_for_the_package(run, folder):
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.replace('package = "package"\n', ""))
     assert_refused(run("build", "--recipe", recipe), "usage", "--out")
@@ -158,7 +156,7 @@ def _linear(path: Path, opset: int, ir_version: int) -> None:
 
 
 class TestTarget:
-    def test_a_model_that_is_too_new_for_it(self, run: Run, folder: Path, write: Write) -> None:
+    def test_a_model_that_is_too_new_for_it(self, run, folder, write):
         _linear(folder / "factory.onnx", 23, 10)
         recipe = write('[target]\nonnxruntime = "1.20.1"\n')
         words = "1.20.1", "opset 21", "opset 23", "1.23", "export the model with opset 21"
@@ -167,7 +165,7 @@ class TestTarget:
         assert run("build", "--recipe", write('[target]\nonnxruntime = "1.23"\n')).code == 0
         assert run("build", "--recipe", write('[target]\nonnxruntime = "9.0"\n')).code == 0
 
-    def test_odtpack_keeps_to_what_it_loads(self, run: Run, folder: Path, write: Write) -> None:
+    def test_odtpack_keeps_to_what_it_loads(self, run, folder, write):
         """Without a target the model of opset 13 is read as one of opset 17."""
         _linear(folder / "factory.onnx", 13, 7)
         for more, opset in (("", 17), ('[target]\nonnxruntime = "1.8"\n', 13)):
@@ -189,15 +187,13 @@ class TestIfChanged:
         assert isinstance(built, bool)
         return built
 
-    def test_the_second_time_nothing_is_written(self, run: Run, folder: Path) -> None:
+    def test_the_second_time_nothing_is_written(self, run, folder):
         assert self.build(run, folder)
         times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert not self.build(run, folder)
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
 
-    def test_what_decides_the_package_makes_it_anew(
-        self, run: Run, folder: Path, write: Write
-    ) -> None:
+    def test_what_decides_the_package_makes_it_anew(self, run, folder, write):
         assert self.build(run, folder)
         write("label_smoothing = 0.1\n")
         assert self.build(run, folder)
@@ -209,9 +205,7 @@ class TestIfChanged:
         assert not self.build(run, folder)
 
     @pytest.mark.parametrize("name", ["manifest.json", "checkpoint", "eval_model.onnx"])
-    def test_a_package_that_is_not_whole_is_made_anew(
-        self, run: Run, folder: Path, name: str
-    ) -> None:
+    def test_a_package_that_is_not_whole_is_made_anew(self, run, folder, name):
         assert self.build(run, folder)
         path = folder / "package" / name
         content = path.read_bytes()
@@ -225,7 +219,7 @@ class TestIfChanged:
             assert self.build(run, folder)
             assert path.read_bytes() == content
 
-    def test_a_manifest_that_cannot_be_read_is_kept(self, run: Run, folder: Path) -> None:
+    def test_a_manifest_that_cannot_be_read_is_kept(self, run, folder):
         """As one that another version with the same key wrote."""
         assert self.build(run, folder)
         (folder / "package" / "manifest.json").write_text('{"schema_version": 2}')
@@ -233,7 +227,7 @@ class TestIfChanged:
         outcome = run("build", "--recipe", folder / "recipe.toml", "--if-changed")
         assert_refused(outcome, "folder-not-empty", "schema version 2", "update odtpack")
 
-    def test_a_damaged_stamp_is_none(self, run: Run, folder: Path) -> None:
+    def test_a_damaged_stamp_is_none(self, run, folder):
         assert self.build(run, folder)
         stamp = folder / "package.stamp.json"
         whole = stamp.read_text()
@@ -254,7 +248,7 @@ def _externally(model: onnx.ModelProto, path: Path) -> None:
 
 
 class TestCacheKey:
-    def test_is_that_of_build(self, run: Run, folder: Path) -> None:
+    def test_is_that_of_build(self, run, folder):
         outcome = run("cache-key", "--recipe", folder / "recipe.toml", code=0)
         assert outcome.err == ""
         key = outcome.out.strip()
@@ -263,9 +257,7 @@ class TestCacheKey:
         built = run("build", "--recipe", folder / "recipe.toml", "--if-changed", "--json")
         assert built.json()["cache_key"] == key
 
-    def test_follows_external_data_and_versions(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_follows_external_data_and_versions(self, folder, monkeypatch):
         model = onnx.load(folder / "factory.onnx")
         before = _keys(folder)
         _externally(model, folder / "factory.onnx")
@@ -280,7 +272,7 @@ class TestCacheKey:
         keys.append(_keys(folder))
         assert len(set(keys)) == len(keys)
 
-    def test_external_data_outside_the_folder_are_not_read(self, run: Run, folder: Path) -> None:
+    def test_external_data_outside_the_folder_are_not_read(self, run, folder):
         path = folder / "factory.onnx"
         _externally(onnx.load(path), path)
         content = path.read_bytes()
@@ -288,7 +280,7 @@ class TestCacheKey:
         outcome = run("cache-key", "--recipe", folder / "recipe.toml")
         assert_refused(outcome, "external-data-escapes")
 
-    def test_needs_no_large_import(self, folder: Path) -> None:
+    def test_needs_no_large_import(self, folder):
         """It runs before each build of an app: nothing that differentiates or trains is loaded."""
         probe = (
             "import json, sys\nfrom odtpack.cli import main\n"
@@ -303,7 +295,7 @@ class TestCacheKey:
         }  # fmt: skip
         assert not loaded & unwanted
 
-    def test_opens_no_session(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opens_no_session(self, folder, monkeypatch):
         def refuse(*_: object, **__: object) -> None:
             raise AssertionError("a session was opened")
 
@@ -311,9 +303,7 @@ class TestCacheKey:
         assert len(_keys(folder)) == 64
 
 
-def test_a_recipe_in_the_current_folder_is_found(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_in_the_current_folder_is_found(run, folder, monkeypatch):
     monkeypatch.chdir(folder)
     outcome = run("build", "--no-self-check", "--step-model", "never")
     assert (outcome.code, outcome.out) == (0, "")
@@ -324,7 +314,7 @@ def test_a_recipe_in_the_current_folder_is_found(
     assert_refused(run("build"), "usage", "MODEL.onnx", "--recipe")
 
 
-def test_a_switch_of_the_recipe_is_turned_off(run: Run, folder: Path, write: Write) -> None:
+def test_a_switch_of_the_recipe_is_turned_off(run, folder, write):
     recipe = write("[formats]\nnominal = true\nself_check = false\n")
     for option, written in (("--nominal", True), ("--no-nominal", False)):
         assert run("build", "--recipe", recipe, option).code == 0
@@ -351,7 +341,7 @@ def written(prepared: Path, head: str) -> Path:
     return path
 
 
-def test_the_package_is_that_of_the_command_and_a_build(run: Run, prepared: Path) -> None:
+def test_the_package_is_that_of_the_command_and_a_build(run, prepared):
     recipe = written(prepared, 'pool = "mean"\nclasses = 3\nseed = 7\n')
     assert run("build", "--recipe", recipe).code == 0
     model, encoder = prepared / "classifier.onnx", prepared / "encoder.onnx"
@@ -370,7 +360,7 @@ def test_the_package_is_that_of_the_command_and_a_build(run: Run, prepared: Path
     assert state.parameters["head.weight"].data.shape == (3, 4)
 
 
-def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
+def test_every_key_of_the_head_decides_the_package(prepared):
     mean = 'pool = "mean"\nclasses = 3'
     heads = (mean, 'pool = "cls"\nclasses = 3', 'pool = "mean"\nclasses = 4',
              f"{mean}\nseed = 1", f'{mean}\ninput = "hidden"')  # fmt: skip
@@ -382,12 +372,12 @@ def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     ('pool = "max"\nclasses = 3', "head.pool"), ('pool = "cls"\nclasses = 0', "head.classes"),
     ('pool = "cls"', "head.classes"), ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
 ])  # fmt: skip
-def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
+def test_what_is_no_head_is_refused_with_its_key(prepared, head, key):
     with refused("recipe-invalid", what=key):
         read_recipe(written(prepared, head))
 
 
-def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:
+def test_a_head_that_does_not_fit_is_refused_with_the_model(run, prepared):
     for head, code in (("none", "head-without-input"), ('cls"\ninput = "no', "unknown-output")):
         recipe = written(prepared, f'pool = "{head}"\nclasses = 3')
         outcome = run("build", "--recipe", recipe, code=2)
@@ -420,7 +410,7 @@ SAID: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(BuildSpec)][1:])
-def test_a_recipe_that_is_written_again_says_the_same(name: str, tmp_path: Path) -> None:
+def test_a_recipe_that_is_written_again_says_the_same(name, tmp_path):
     """As ``odtpack fit`` writes it."""
     more = {"memory_budget": "9 MB"} if name.startswith("memory_") else {}
     more |= {"loss": "cross_entropy"} if name.startswith("loss_") else {}
@@ -451,9 +441,7 @@ package_size = "1 kB"
 """
 
 
-def test_budgets_devices_and_batch_are_those_of_the_recipe(
-    run: Run, folder: Path, write: Write
-) -> None:
+def test_budgets_devices_and_batch_are_those_of_the_recipe(run, folder, write):
     recipe = write(MORE)
     np.savez(folder / "data.npz", allow_pickle=False, **arrays())
     assert run("build", "--recipe", recipe).code == 0

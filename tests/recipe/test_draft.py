@@ -13,7 +13,6 @@ from odtpack.recipe.draft import SCHEMA_NAME
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import assert_refused, tree
-from tests.recipe.conftest import Run
 from tests.simulator.graphs import weighted
 from tests.test_docs import ROOT, blocks, odtpack, prepare_encoder
 from tests.test_docs import folder as digits
@@ -31,7 +30,7 @@ def _one_layer(outputs: int, names: tuple[str, str] = ("fc.weight", "out")) -> o
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_builds_as_it_is(run: Run, tmp_path: Path, name: str) -> None:
+def test_builds_as_it_is(run, tmp_path, name):
     onnx.save(MODELS[name](), tmp_path / "model.onnx")
     recipe = tmp_path / "deep" / "recipe.toml"
     recipe.parent.mkdir()
@@ -43,7 +42,7 @@ def test_builds_as_it_is(run: Run, tmp_path: Path, name: str) -> None:
     Package.open(recipe.parent / "package")
 
 
-def test_the_layer_before_the_loss_is_proposed(run: Run, folder: Path) -> None:
+def test_the_layer_before_the_loss_is_proposed(run, folder):
     """The file has its weight first, as a file may that an exporter folded."""
     model = onnx.load(folder / "factory.onnx")
     model.graph.initializer.sort(key=lambda tensor: not tensor.name.startswith("fc."))
@@ -61,7 +60,7 @@ def test_the_layer_before_the_loss_is_proposed(run: Run, folder: Path) -> None:
         assert '# train = ["fc.*"]' in (folder / f"{name}.toml").read_text()
 
 
-def test_lists_the_parameters_with_their_sizes(run: Run, folder: Path) -> None:
+def test_lists_the_parameters_with_their_sizes(run, folder):
     assert run("init", folder / "factory.onnx", "--out", folder / "new.toml").code == 0
     text = (folder / "new.toml").read_text()
     tensors = onnx.load(folder / "factory.onnx").graph.initializer
@@ -70,7 +69,7 @@ def test_lists_the_parameters_with_their_sizes(run: Run, folder: Path) -> None:
         assert re.search(rf'^#   "{module}\.\*" +{count:,} in 2, ', text, re.M), text
 
 
-def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
+def test_what_is_commented_out_is_right_too(run, folder):
     """Uncommented, everything is still a recipe that builds."""
     assert run("init", folder / "factory.onnx", "--out", folder / "new.toml").code == 0
     (folder / "budgets.toml").write_text("")
@@ -95,16 +94,14 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "loss"), [(10, "cross_entropy"), (1, "mse")])
-def test_guesses_the_loss_from_the_output(
-    run: Run, tmp_path: Path, outputs: int, loss: str
-) -> None:
+def test_guesses_the_loss_from_the_output(run, tmp_path, outputs, loss):
     onnx.save(_one_layer(outputs), tmp_path / "m.onnx")
     assert run("init", tmp_path / "m.onnx", "--out", tmp_path / "r.toml").code == 0
     assert read_recipe(tmp_path / "r.toml").table.loss.kind == loss
     assert f'"out", is [n, {outputs}]' in (tmp_path / "r.toml").read_text()
 
 
-def test_hostile_names_stay_in_their_comments(run: Run, tmp_path: Path) -> None:
+def test_hostile_names_stay_in_their_comments(run, tmp_path):
     names = ('w\n[loss]\nkind = "l1"\n#"[a].*\u202e', 'o"\n[clip]\x7f\u2066')
     onnx.save(_one_layer(4, names), tmp_path / "m.onnx")
     assert run("init", tmp_path / "m.onnx", "--out", tmp_path / "r.toml").code == 0
@@ -115,7 +112,7 @@ def test_hostile_names_stay_in_their_comments(run: Run, tmp_path: Path) -> None:
     assert run("build", "--recipe", tmp_path / "r.toml").code == 0
 
 
-def test_replaces_no_recipe_unasked(run: Run, folder: Path) -> None:
+def test_replaces_no_recipe_unasked(run, folder):
     before = tree(folder)
     command = "init", folder / "factory.onnx", "--out", folder / "recipe.toml"
     assert_refused(run(*command), "recipe-exists", "--force")
@@ -125,7 +122,7 @@ def test_replaces_no_recipe_unasked(run: Run, folder: Path) -> None:
     assert tree(folder) != before
 
 
-def test_an_encoder_is_offered_a_head(run: Run, tmp_path: Path) -> None:
+def test_an_encoder_is_offered_a_head(run, tmp_path):
     prepare_encoder(tmp_path)
     assert run("init", tmp_path / "encoder.onnx", "--out", tmp_path / "new.toml").code == 0
     text = (tmp_path / "new.toml").read_text()
@@ -152,7 +149,7 @@ def example(tmp_path: Path) -> Path:
     return path
 
 
-def test_example_and_commands(example: Path, digits: Path, run: Run) -> None:
+def test_example_and_commands(example, digits, run):
     # Of all blocks, since what stands between two of them looks like one without a language.
     found = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     commands = [line for language, text in found if not language for line in text.splitlines()]
@@ -164,7 +161,7 @@ def test_example_and_commands(example: Path, digits: Path, run: Run) -> None:
     assert (digits / SCHEMA_NAME).read_text() == schema
 
 
-def test_example_is_complete(example: Path) -> None:
+def test_example_is_complete(example):
     """Every table is in it but those of which the page has further examples."""
     table = read_recipe(example).table
     left_out = {"head", "adapter", "privacy", "inputs", "losses", "sizes", "data"}
@@ -172,7 +169,7 @@ def test_example_is_complete(example: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(1, "classifier"), (2, "adapted"), (3, "private")])
-def test_further_examples(run: Run, digits: Path, number: int, name: str) -> None:
+def test_further_examples(run, digits, number, name):
     """Of a head, of an adapter and of private training."""
     prepare_encoder(digits)
     path = digits / "recipe.toml"
@@ -190,7 +187,7 @@ def test_further_examples(run: Run, digits: Path, number: int, name: str) -> Non
         assert (privacy.clip_norm, privacy.noise_multiplier) == (1.0, 1.1)
 
 
-def test_options_of_the_page_exist(run: Run) -> None:
+def test_options_of_the_page_exist(run):
     text = run("build", "--help").out + run("simulate", "--help").out
     table = PAGE.read_text().partition("| option | key |")[2].partition("## Keys")[0]
     words = [word.strip("`,") for line in table.splitlines() for word in line.split()]

@@ -4,7 +4,6 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ def losses(path: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("ort", [False, True])
-def test_the_copy_trains_as_the_package(package: Path, tmp_path: Path, ort: bool) -> None:
+def test_the_copy_trains_as_the_package(package, tmp_path, ort):
     app = tmp_path / "app" / "assets" / "odtpack"
     done = install(package, app, ort=ort)
     names = {name.replace(".onnx", ".ort") if ort else name for name in NAMES} | {TEMPLATE}
@@ -53,9 +52,7 @@ def test_the_copy_trains_as_the_package(package: Path, tmp_path: Path, ort: bool
     assert losses(app) == pytest.approx(losses(package), rel=1e-5)
 
 
-def test_a_copy_that_fails_leaves_what_was_there(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_leaves_what_was_there(package, tmp_path, monkeypatch):
     app = tmp_path / "odtpack"
     install(package, app, ort=True)
     before = tree(app)
@@ -72,7 +69,7 @@ def test_a_copy_that_fails_leaves_what_was_there(
     assert not list(tmp_path.glob(".odtpack*"))
 
 
-def test_a_second_time_nothing_is_written(package: Path, tmp_path: Path) -> None:
+def test_a_second_time_nothing_is_written(package, tmp_path):
     app = tmp_path / "odtpack"
     install(package, app)
     times = {path: path.stat().st_mtime_ns for path in app.iterdir()}
@@ -80,7 +77,7 @@ def test_a_second_time_nothing_is_written(package: Path, tmp_path: Path) -> None
     assert {path: path.stat().st_mtime_ns for path in app.iterdir()} == times
 
 
-def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) -> None:
+def test_what_is_not_of_this_package_is_replaced(package, tmp_path):
     app = tmp_path / "odtpack"
     install(package, app, ort=True)
     assert install(package, app).changed
@@ -96,7 +93,7 @@ def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) 
     assert tree(app) == whole
 
 
-def test_what_may_be_the_user_s_is_not_replaced(package: Path, tmp_path: Path) -> None:
+def test_what_may_be_the_user_s_is_not_replaced(package, tmp_path):
     app = tmp_path / "odtpack"
     install(package, app, ort=True)
     whole = tree(app)
@@ -111,7 +108,7 @@ def test_what_may_be_the_user_s_is_not_replaced(package: Path, tmp_path: Path) -
         install(package, app)
 
 
-def test_a_package_with_a_subfolder_is_refused(package: Path, tmp_path: Path) -> None:
+def test_a_package_with_a_subfolder_is_refused(package, tmp_path):
     """Files are replaced together in one folder; ``ort`` left its own behind and said it wrote."""
     content = json.loads((package / "manifest.json").read_text())
     del content["digest"]
@@ -128,9 +125,7 @@ def test_a_package_with_a_subfolder_is_refused(package: Path, tmp_path: Path) ->
     assert not (tmp_path / "app").exists()
 
 
-def test_a_package_without_other_files_keeps_its_manifest(
-    run: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_a_package_without_other_files_keeps_its_manifest(run, folder, tmp_path):
     assert run("build", "--recipe", folder / "recipe.toml").code == 0
     app = tmp_path / "odtpack"
     install(folder / "package", app)
@@ -142,7 +137,7 @@ def test_a_package_without_other_files_keeps_its_manifest(
 
 
 @pytest.mark.parametrize("options", [{"segments": True}, {"step_model": "always"}])
-def test_segments_and_the_step_model_are_installed(options: Any, tmp_path: Path) -> None:
+def test_segments_and_the_step_model_are_installed(options, tmp_path):
     """Nothing of them is left out, so that the manifest stays as it is, and verify accepts it."""
     package, app = tmp_path / "package", tmp_path / "app"
     model = llama.exported(llama.llama(), tmp_path / "model.onnx")
@@ -154,7 +149,7 @@ def test_segments_and_the_step_model_are_installed(options: Any, tmp_path: Path)
     verify_package(app)
 
 
-def test_command(run: Run, package: Path, tmp_path: Path) -> None:
+def test_command(run, package, tmp_path):
     app, bundle = tmp_path / "app", tmp_path / "bundle"
     outcome = run("install", package, "--android", app, "--ios", bundle, "--json", code=0)
     assert 'noCompress += listOf("onnx"' in outcome.err
@@ -167,7 +162,7 @@ def test_command(run: Run, package: Path, tmp_path: Path) -> None:
     assert "noCompress" not in again.err
 
 
-def test_refused(run: Run, package: Path, tmp_path: Path) -> None:
+def test_refused(run, package, tmp_path):
     assert_refused(run("install", package), "usage", "--android")
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -185,7 +180,7 @@ def test_refused(run: Run, package: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_ort_format_must_be_there(package: Path, tmp_path: Path) -> None:
+def test_ort_format_must_be_there(package, tmp_path):
     (package / "eval_model.ort").unlink()
     with pytest.raises(OdtpackError) as caught:
         install(package, tmp_path / "odtpack", ort=True)
@@ -194,7 +189,7 @@ def test_ort_format_must_be_there(package: Path, tmp_path: Path) -> None:
     assert "eval_model.ort" in caught.value.what
 
 
-def test_a_hostile_manifest_removes_nothing_outside(package: Path, tmp_path: Path) -> None:
+def test_a_hostile_manifest_removes_nothing_outside(package, tmp_path):
     app = tmp_path / "app" / "odtpack"
     install(package, app)
     victim = tmp_path / "app" / "victim"

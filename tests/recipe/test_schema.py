@@ -14,7 +14,7 @@ from odtpack.optimizers import OPTIMIZERS, make_optimizer
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.schema import LossTable, OptimizerTable, ScheduleTable, json_schema
 from odtpack_runtime.training.schedules import SCHEDULES
-from tests.recipe.conftest import RECIPE, Write
+from tests.recipe.conftest import RECIPE
 from tests.refused import refused
 
 
@@ -32,18 +32,18 @@ def defaults(table: type[BaseModel], *without: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_have_their_options_and_defaults(name: str) -> None:
+def test_losses_have_their_options_and_defaults(name):
     assert defaults(variants(LossTable)[name], "inputs") == LOSSES[name].defaults()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_have_their_settings_and_defaults(name: str) -> None:
+def test_optimizers_have_their_settings_and_defaults(name):
     wanted = {field.name: field.default for field in dataclasses.fields(OPTIMIZERS[name])}
     assert defaults(variants(OptimizerTable)[name], "decay_vectors") == wanted
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_have_their_settings_and_defaults(name: str) -> None:
+def test_schedules_have_their_settings_and_defaults(name):
     table = variants(ScheduleTable)[name]
     kind = SCHEDULES[name]
     found = defaults(table, "learning_rate")
@@ -53,7 +53,7 @@ def test_schedules_have_their_settings_and_defaults(name: str) -> None:
             assert found[field.name] == field.default, field.name
 
 
-def test_there_are_no_others() -> None:
+def test_there_are_no_others():
     assert set(variants(LossTable)) == {*LOSSES, "none"}
     assert set(variants(OptimizerTable)) == set(OPTIMIZERS)
     assert set(variants(ScheduleTable)) == set(SCHEDULES)
@@ -78,9 +78,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("table", "kind", "key", "bad", "good"), BOUNDS)
-def test_ranges_are_those_of_the_classes(
-    tmp_path: Path, table: str, kind: str, key: str, bad: tuple[float, ...], good: tuple[float, ...]
-) -> None:
+def test_ranges_are_those_of_the_classes(tmp_path, table, kind, key, bad, good):
     loss = "" if table == "loss" else '[loss]\nkind = "mse"\n'
     for value in (*bad, *good):
         path = tmp_path / "recipe.toml"
@@ -123,7 +121,7 @@ def make_raw(table: str, kind: str, key: str, value: float) -> object:
     return make_schedule(name, {**given, key: value})
 
 
-def test_an_optimizer_that_there_is_not_is_refused_in_python_too() -> None:
+def test_an_optimizer_that_there_is_not_is_refused_in_python_too():
     with refused("bad-argument") as caught:
         make_optimizer("adamx", {})
     with refused("bad-argument", "optimizer cannot be"):
@@ -158,9 +156,7 @@ def test_an_optimizer_that_there_is_not_is_refused_in_python_too() -> None:
     ("[budgets.class.android]\nstep_latency = 5", ("step_latency", "50 ms", ":7")),
     ("weight = 'heavy'", ("loss.weight", ":6")),
 ])  # fmt: skip
-def test_wrong_recipes_say_where_and_what_was_meant(
-    write: Write, more: str, words: tuple[str, ...]
-) -> None:
+def test_wrong_recipes_say_where_and_what_was_meant(write, more, words):
     with refused("recipe-invalid") as caught:
         read_recipe(write(more))
     error = caught.value
@@ -175,14 +171,14 @@ def test_wrong_recipes_say_where_and_what_was_meant(
     (b"a = " + b"[" * 5000, "recipe-malformed"), (b"x" * 300_000, "recipe-too-large"),
     (b"", "recipe-invalid"),
 ])  # fmt: skip
-def test_files_that_are_no_recipes(tmp_path: Path, content: bytes, code: str) -> None:
+def test_files_that_are_no_recipes(tmp_path, content, code):
     path = tmp_path / "recipe.toml"
     path.write_bytes(content)
     with refused(code):
         read_recipe(path)
 
 
-def test_the_json_schema_knows_every_table() -> None:
+def test_the_json_schema_knows_every_table():
     schema = json_schema()
     assert schema["additionalProperties"] is False
     assert set(schema["required"]) == {"model", "loss"}
@@ -194,7 +190,7 @@ def test_the_json_schema_knows_every_table() -> None:
     assert json.loads(json.dumps(schema)) == schema
 
 
-def test_equal_settings_have_equal_text(tmp_path: Path) -> None:
+def test_equal_settings_have_equal_text(tmp_path):
     """Defaults that are spelled out, order, comments and where the model lies do not count."""
     first = tmp_path / "first.toml"
     first.write_text(RECIPE)

@@ -5,7 +5,6 @@ Each test names the defect that was measured there. Numbers are compared with Py
 
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import onnx.parser
@@ -28,7 +27,7 @@ from tests.training.forward import linear, make
 # 1. LinearLRScheduler hands its arguments on in the wrong order
 
 
-def test_01_the_scheduler_warms_up_for_the_warm_up(tmp_path: Path) -> None:
+def test_01_the_scheduler_warms_up_for_the_warm_up(tmp_path):
     _, module, optimizer = package(tmp_path, linear(), ["w", "b"])
     scheduler = LinearLRScheduler(
         optimizer, warmup_step_count=2, total_step_count=10, initial_lr=0.8
@@ -46,7 +45,7 @@ def test_01_the_scheduler_warms_up_for_the_warm_up(tmp_path: Path) -> None:
 # 2. The learning rate is not restored
 
 
-def test_02_the_learning_rate_is_restored(tmp_path: Path) -> None:
+def test_02_the_learning_rate_is_restored(tmp_path):
     state, module, optimizer = package(tmp_path, linear(), ["w"], optimizer=OptimType.AdamW)
     optimizer.set_learning_rate(0.25)
     module(random(4, 3), random(4, 2))
@@ -60,7 +59,7 @@ def test_02_the_learning_rate_is_restored(tmp_path: Path) -> None:
 # 6. Crashes
 
 
-def test_06_evaluation_without_an_evaluation_model(tmp_path: Path) -> None:
+def test_06_evaluation_without_an_evaluation_model(tmp_path):
     module = open_module(make(linear(), tmp_path))
     with refused("no-eval-model"):
         module.eval()(random(4, 3), random(4, 2))
@@ -68,7 +67,7 @@ def test_06_evaluation_without_an_evaluation_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_06_an_empty_batch(training: bool, tmp_path: Path) -> None:
+def test_06_an_empty_batch(training, tmp_path):
     _, module, _ = package(tmp_path, linear(), ["w"], LossType.CrossEntropyLoss)
     with refused("empty-batch"):
         module.train(training)(np.zeros((0, 3), np.float32), np.zeros(0, np.int64))
@@ -77,7 +76,7 @@ def test_06_an_empty_batch(training: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [-1, 2, 2**62, -(2**63)])
 @pytest.mark.parametrize("training", [True, False])
-def test_06_labels_out_of_range(label: int, training: bool, tmp_path: Path) -> None:
+def test_06_labels_out_of_range(label, training, tmp_path):
     state, module, _ = package(tmp_path, linear(), ["w"], LossType.CrossEntropyLoss)
     with refused("label-out-of-range", f"label {label} at \\[2\\]"):
         module.train(training)(random(4, 3), np.array([0, 1, label, 0]))
@@ -88,7 +87,7 @@ def test_06_labels_out_of_range(label: int, training: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_09_models_of_other_types(dtype: type, tmp_path: Path) -> None:
+def test_09_models_of_other_types(dtype, tmp_path):
     name = {np.float16: "float16", np.float64: "double"}[dtype]
     model = parsed(f"({name}[N, 3] x) => ({name}[N, 2] y) {{ y = MatMul(x, w) }}",
                    w=random(3, 2).astype(dtype))  # fmt: skip
@@ -111,7 +110,7 @@ def test_09_models_of_other_types(dtype: type, tmp_path: Path) -> None:
     )
 
 
-def test_09_export_from_an_ort_model(tmp_path: Path) -> None:
+def test_09_export_from_an_ort_model(tmp_path):
     make(linear(), tmp_path, ort_format=True)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.ort", state, tmp_path / "eval_model.ort")
@@ -122,7 +121,7 @@ def test_09_export_from_an_ort_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(computed(path, x=x)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_09_sgd_keeps_no_moments(tmp_path: Path) -> None:
+def test_09_sgd_keeps_no_moments(tmp_path):
     state, module, optimizer = package(tmp_path, zoo.mlp((30, 40, 10)), ["fc1.weight"])
     module(random(4, 30), random(4, 10))
     optimizer.step()
@@ -132,7 +131,7 @@ def test_09_sgd_keeps_no_moments(tmp_path: Path) -> None:
     assert sizes[1] - sizes[0] < 300  # of 4800 bytes of parameters
 
 
-def test_09_sgd_refuses_the_state_of_adamw(tmp_path: Path) -> None:
+def test_09_sgd_refuses_the_state_of_adamw(tmp_path):
     state, module, optimizer = package(tmp_path / "a", linear(), ["w"], optimizer=OptimType.AdamW)
     module(random(4, 3), random(4, 2))
     optimizer.step()
@@ -145,7 +144,7 @@ def test_09_sgd_refuses_the_state_of_adamw(tmp_path: Path) -> None:
 # 10. AdamW
 
 
-def test_10_adamw_is_the_formula_that_is_documented(tmp_path: Path) -> None:
+def test_10_adamw_is_the_formula_that_is_documented(tmp_path):
     """Not torch.optim.AdamW's: epsilon is added before the correction of the bias."""
     state, module, optimizer = package(tmp_path, linear(), ["w", "b"], optimizer=OptimType.AdamW)
     optimizer.set_learning_rate(0.01)
@@ -167,7 +166,7 @@ def test_10_adamw_is_the_formula_that_is_documented(tmp_path: Path) -> None:
 # 11. Average pools, kills, hostile files
 
 
-def test_11_an_average_pool_with_a_dynamic_batch(tmp_path: Path) -> None:
+def test_11_an_average_pool_with_a_dynamic_batch(tmp_path):
     model = parsed(
         "(float[N, 2, 6, 6] x) => (float[N, 3, 2, 2] y) { c = Conv(x, w)"
         " y = AveragePool <kernel_shape = [2, 2], strides = [2, 2]>(c) }",
@@ -190,7 +189,7 @@ while True:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_11_killed_while_it_saves(tmp_path: Path) -> None:
+def test_11_killed_while_it_saves(tmp_path):
     generate(zoo.mlp((784, 500, 10)), tmp_path)
     target = tmp_path / "progress"
     with started(KILLED_WHILE_SAVING, tmp_path / "checkpoint", target) as process:
@@ -200,7 +199,7 @@ def test_11_killed_while_it_saves(tmp_path: Path) -> None:
     assert len(CheckpointState.load_checkpoint(target).parameters) == 4
 
 
-def test_11_an_initializer_with_too_few_bytes(tmp_path: Path) -> None:
+def test_11_an_initializer_with_too_few_bytes(tmp_path):
     model = linear()
     model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
     with pytest.raises(OdtpackError, match="bytes"):
@@ -209,7 +208,7 @@ def test_11_an_initializer_with_too_few_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
-def test_11_external_data_behind_a_link_that_leaves_the_folder(tmp_path: Path) -> None:
+def test_11_external_data_behind_a_link_that_leaves_the_folder(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(24))
     folder = tmp_path / "model"
     folder.mkdir()
@@ -302,7 +301,7 @@ GRAPHS: dict[str, tuple[str, dict[str, np.ndarray], np.ndarray, Forward]] = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_03_06_and_08_gradients_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
+def test_03_06_and_08_gradients_are_those_of_pytorch(name, tmp_path):
     text, trained, x, forward = GRAPHS[name]
     follows(tmp_path, parsed(text, **trained), list(trained), x, forward)
 
@@ -334,7 +333,7 @@ def norm_forward(x: Tensor, mean: Tensor, var: Tensor, training: bool, **p: Tens
 
 
 @pytest.mark.parametrize("train", [["kernel"], ["kernel", "scale", "bias", "head"]])
-def test_04_a_frozen_batch_normalization_stays_frozen(train: list[str], tmp_path: Path) -> None:
+def test_04_a_frozen_batch_normalization_stays_frozen(train, tmp_path):
     """Exported in inference mode, its running statistics are used, and stay as they are."""
     model = norm_model(training=False)
     all_values = {t.name: torch.tensor(numpy_helper.to_array(t)).double()
@@ -359,9 +358,7 @@ def test_04_a_frozen_batch_normalization_stays_frozen(train: list[str], tmp_path
 
 
 @pytest.mark.parametrize("opset", [14, 17])
-def test_05_and_11_a_training_batch_normalization_is_that_of_pytorch(
-    opset: int, tmp_path: Path
-) -> None:
+def test_05_and_11_a_training_batch_normalization_is_that_of_pytorch(opset, tmp_path):
     """Over steps: the running variance is unbiased; it evaluates, and it exports."""
     train = ["kernel", "scale", "bias", "head"]
     state, module, optimizer = package(tmp_path, norm_model(training=True, opset=opset), train)
@@ -396,7 +393,7 @@ def test_05_and_11_a_training_batch_normalization_is_that_of_pytorch(
 # 7. Losses (weights, reductions and ignored labels: tests of the losses)
 
 
-def test_07_binary_cross_entropy_of_large_logits(tmp_path: Path) -> None:
+def test_07_binary_cross_entropy_of_large_logits(tmp_path):
     state, module, _ = package(tmp_path, linear(), ["w", "b"], LossType.BCEWithLogitsLoss)
     x = random(4, 3) * 1e4
     target = np.array([[0, 1], [1, 0], [1, 1], [0, 0]], np.float32)
@@ -409,7 +406,7 @@ def test_07_binary_cross_entropy_of_large_logits(tmp_path: Path) -> None:
     np.testing.assert_allclose(state.parameters["w"].grad, gradient.numpy(), rtol=1e-5)
 
 
-def test_07_cross_entropy_of_pixels(tmp_path: Path) -> None:
+def test_07_cross_entropy_of_pixels(tmp_path):
     """Labels [N, H, W] for a prediction [N, C, H, W], with the classes on axis 1."""
     model = parsed("(float[N, 2, 4, 5] x) => (float[N, 3, 4, 5] y) { y = Conv(x, w) }",
                    w=random(3, 2, 1, 1))  # fmt: skip
@@ -426,7 +423,7 @@ def test_07_cross_entropy_of_pixels(tmp_path: Path) -> None:
 # 8. Nodes that leave optional outputs, inputs or attributes out
 
 
-def test_08_softmax_cross_entropy_loss_with_one_output(tmp_path: Path) -> None:
+def test_08_softmax_cross_entropy_loss_with_one_output(tmp_path):
     """A model that computes its own loss with the standard's operator."""
     model = parsed(
         "(float[N, 3] x, int64[N] labels) => (float loss) {"
@@ -443,7 +440,7 @@ def test_08_softmax_cross_entropy_loss_with_one_output(tmp_path: Path) -> None:
     np.testing.assert_allclose(module.eval()(x, labels), loss.item(), rtol=1e-6)
 
 
-def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
+def test_08_dropout_without_a_mask(tmp_path):
     """What is dropped is scaled and passes no gradient; evaluation drops nothing."""
     model = parsed(
         "(float[N, 40] x) => (float[N, 40] y) <float ratio = {0.25}, bool on = {1}>"
@@ -460,7 +457,7 @@ def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
     assert module.eval()(x, target) == 1
 
 
-def test_08_a_bidirectional_lstm_without_initial_states(tmp_path: Path) -> None:
+def test_08_a_bidirectional_lstm_without_initial_states(tmp_path):
     theirs = torch.nn.LSTM(3, 4, bidirectional=True).double()
     order = [0, 3, 1, 2]  # PyTorch has input, forget, cell, output; ONNX input, output, forget...
 

@@ -56,7 +56,7 @@ def pytorch_loss(module: nn.Module, x: np.ndarray, labels: np.ndarray) -> torch.
     return F.cross_entropy(module(torch.from_numpy(x).double()), torch.from_numpy(labels))
 
 
-def test_train_step(package: Path) -> None:
+def test_train_step(package):
     """The loss, and beyond the reference's test every gradient."""
     state, module, _ = open_training(package)
     x, labels = data()
@@ -71,7 +71,7 @@ def test_train_step(package: Path) -> None:
         np.testing.assert_allclose(found, parameter.grad.numpy(), rtol=1e-4, atol=1e-7)
 
 
-def test_eval_step(package: Path) -> None:
+def test_eval_step(package):
     state, module, _ = open_training(package)
     x, labels = data()
     loss, logits = module.eval()(x, labels)
@@ -83,7 +83,7 @@ def test_eval_step(package: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizer_step(optimizer: str, tmp_path: Path) -> None:
+def test_optimizer_step(optimizer, tmp_path):
     """Parameters change, and by what PyTorch's SGD says."""
     state, module, stepper = open_training(generate(MODEL, tmp_path, OPTIMIZERS[optimizer]))
     x, labels = data()
@@ -99,14 +99,14 @@ def test_optimizer_step(optimizer: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(parameter.data, wanted, rtol=1e-6)
 
 
-def test_get_and_set_lr(package: Path) -> None:
+def test_get_and_set_lr(package):
     _, _, optimizer = open_training(package)
     assert optimizer.get_learning_rate() == pytest.approx(0.001)
     optimizer.set_learning_rate(0.5)
     assert optimizer.get_learning_rate() == 0.5
 
 
-def test_scheduler_step(package: Path) -> None:
+def test_scheduler_step(package):
     _, module, optimizer = open_training(package)
     scheduler = LinearLRScheduler(optimizer, 1, 2, 0.2)
     assert optimizer.get_learning_rate() == 0
@@ -119,7 +119,7 @@ def test_scheduler_step(package: Path) -> None:
     assert found == pytest.approx([0.2, 0.0])
 
 
-def test_training_module_checkpoint(package: Path, tmp_path: Path) -> None:
+def test_training_module_checkpoint(package, tmp_path):
     state, module, optimizer = open_training(package)
     module(*data())
     optimizer.step()
@@ -135,7 +135,7 @@ def test_training_module_checkpoint(package: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trainable_only", [True, False])
 @pytest.mark.parametrize("with_frozen", [True, False])
-def test_copy_buffer_to_parameters(trainable_only: bool, with_frozen: bool, tmp_path: Path) -> None:
+def test_copy_buffer_to_parameters(trainable_only, with_frozen, tmp_path):
     frozen = NAMES[:2] if with_frozen else []
     trained = [name for name in NAMES if name not in frozen]
     generate(MODEL, tmp_path, OptimType.AdamW, requires_grad=trained, frozen_params=frozen)
@@ -152,7 +152,7 @@ def test_copy_buffer_to_parameters(trainable_only: bool, with_frozen: bool, tmp_
     assert np.array_equal(restored, before.numpy())
 
 
-def test_export_model_for_inferencing(package: Path, tmp_path: Path) -> None:
+def test_export_model_for_inferencing(package, tmp_path):
     _, module, optimizer = open_training(package)
     x, labels = data()
     module(x, labels)
@@ -165,7 +165,7 @@ def test_export_model_for_inferencing(package: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, module.eval()(x, labels)[1], rtol=1e-5, atol=1e-5)
 
 
-def test_cuda_execution_provider(package: Path) -> None:
+def test_cuda_execution_provider(package):
     """There is no other device; the reference's test only makes the Module."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     with refused("unsupported-device", "cuda"):
@@ -178,9 +178,7 @@ def test_cuda_execution_provider(package: Path) -> None:
     ("", ""), ("Hello", "Hello"), (b"bytes", "bytes"),
 ])  # fmt: skip
 @pytest.mark.parametrize("with_module", [True, False])
-def test_add_get_property(
-    value: object, kept: object, with_module: bool, package: Path, tmp_path: Path
-) -> None:
+def test_add_get_property(value, kept, with_module, package, tmp_path):
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     if with_module:
         Module(package / "training_model.onnx", state)
@@ -194,7 +192,7 @@ def test_add_get_property(
     assert (found, type(found)) == (kept, type(kept))
 
 
-def test_properties_of_other_kinds(package: Path) -> None:
+def test_properties_of_other_kinds(package):
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     for value in (None, [1, 2], {"a": 1}):
         with pytest.raises(WrongTypeError):
@@ -206,7 +204,7 @@ def test_properties_of_other_kinds(package: Path) -> None:
     assert state.properties["property"] == "of another type"
 
 
-def test_get_input_output_names(package: Path) -> None:
+def test_get_input_output_names(package):
     """In the order of a call: the user's inputs and outputs only."""
     _, module, _ = open_training(package)
     for mode in (True, False):
@@ -218,7 +216,7 @@ CUSTOM = """(float[N, 3] x) => (float[N, 2] y)
     { c = test.customop.Prepare(x) h = MatMul(c, w) y = Add(h, b) }"""
 
 
-def test_ort_custom_ops(tmp_path: Path) -> None:
+def test_ort_custom_ops(tmp_path):
     """A custom operator stands in front of what is trained, and the session's options load it."""
     weights = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
     model = parsed(CUSTOM, domains=["test.customop"], **weights)
@@ -242,7 +240,7 @@ STRINGS = """(string[N, 1] words) => (float[N, 2] y) {
     h = MatMul(i, w) y = Add(h, b) }"""
 
 
-def test_string_inputs(tmp_path: Path) -> None:
+def test_string_inputs(tmp_path):
     random = np.random.default_rng(0)
     w, b = (random.standard_normal(s).astype(np.float32) for s in ((1, 2), (2,)))
     model = parsed(STRINGS, domains={"ai.onnx.ml": 3}, w=w, b=b)
@@ -258,7 +256,7 @@ def test_string_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_step_with_ort_values(training: bool, package: Path) -> None:
+def test_step_with_ort_values(training, package):
     _, module, _ = open_training(package)
     x, labels = data()
     expected = module.train(training)(x, labels)
@@ -270,7 +268,7 @@ def test_step_with_ort_values(training: bool, package: Path) -> None:
         assert np.array_equal(result.numpy(), array)
 
 
-def test_get_and_set_parameter_values(package: Path) -> None:
+def test_get_and_set_parameter_values(package):
     """By name and by iteration, before and after a Module exists; live views of both."""
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     theirs = dict(pytorch().named_parameters())
@@ -308,7 +306,7 @@ def test_get_and_set_parameter_values(package: Path) -> None:
     assert "fc1.weight" in repr(state.parameters)  # a TypeError in the reference
 
 
-def test_model_construction_with_nominal_checkpoint(package: Path) -> None:
+def test_model_construction_with_nominal_checkpoint(package):
     """Sizes are known; what needs values says so."""
     full = CheckpointState.load_checkpoint(package / "checkpoint")
     state = CheckpointState.load_checkpoint(package / "nominal_checkpoint")
@@ -326,7 +324,7 @@ def test_model_construction_with_nominal_checkpoint(package: Path) -> None:
             use()
 
 
-def test_train_with_nominal_checkpoint(package: Path, tmp_path: Path) -> None:
+def test_train_with_nominal_checkpoint(package, tmp_path):
     state, module, optimizer = open_training(package)
     nominal, other, other_optimizer = open_training(
         package, checkpoint=package / "nominal_checkpoint"

@@ -24,7 +24,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(MODEL, tmp_path_factory.mktemp("package"), OptimType.AdamW, ort_format=True)
 
 
-def test_gradients_accumulate_until_they_are_reset(package: Path) -> None:
+def test_gradients_accumulate_until_they_are_reset(package):
     state, module, _ = open_training(package)
     first, second = batch(MODEL, 8, 1), batch(MODEL, 8, 2)
     gradient = state.parameters["fc1.weight"].grad
@@ -39,7 +39,7 @@ def test_gradients_accumulate_until_they_are_reset(package: Path) -> None:
 
 # Warm-up and decay of the reference's schedule for 70 steps; its JSON data are this formula.
 @pytest.mark.parametrize("warmup", [0, 10, 30, 70])
-def test_the_linear_schedule(package: Path, warmup: int) -> None:
+def test_the_linear_schedule(package, warmup):
     _, module, optimizer = open_training(package)
     scheduler = LinearLRScheduler(optimizer, warmup, 70, 0.1)
     inputs = batch(MODEL, 2)
@@ -51,7 +51,7 @@ def test_the_linear_schedule(package: Path, warmup: int) -> None:
         scheduler.step()
 
 
-def test_sessions_of_ort_format(package: Path, tmp_path: Path) -> None:
+def test_sessions_of_ort_format(package, tmp_path):
     """All three models as .ort files train alike, and export from them gives the same model."""
     _, module, optimizer = open_training(package)
     state = CheckpointState.load_checkpoint(package / "checkpoint")
@@ -68,7 +68,7 @@ def test_sessions_of_ort_format(package: Path, tmp_path: Path) -> None:
     assert (tmp_path / "inference.ort").read_bytes()[4:8] == b"ORTM"
 
 
-def test_parameters_by_name_are_read_and_updated(package: Path) -> None:
+def test_parameters_by_name_are_read_and_updated(package):
     state, module, _ = open_training(package)
     x, labels = batch(MODEL, 8)
     bias = state.parameters["fc2.bias"]
@@ -81,7 +81,7 @@ def test_parameters_by_name_are_read_and_updated(package: Path) -> None:
     assert abs(module(x, labels) - before) > 0.1
 
 
-def test_buffers_of_a_wrong_size(package: Path) -> None:
+def test_buffers_of_a_wrong_size(package):
     _, module, _ = open_training(package)
     for size in (0, module.get_parameters_size() - 1, module.get_parameters_size() + 1):
         with refused("buffer-size"):
@@ -89,7 +89,7 @@ def test_buffers_of_a_wrong_size(package: Path) -> None:
 
 
 @pytest.mark.parametrize("with_optimizer", [True, False])
-def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: bool) -> None:
+def test_a_checkpoint_round_trip(package, tmp_path, with_optimizer):
     state, module, optimizer = open_training(package)
     losses_of_steps(module, optimizer, (batch(MODEL, 8, seed) for seed in range(2)))
     state.properties["epoch"] = 3
@@ -109,13 +109,13 @@ def test_a_checkpoint_round_trip(package: Path, tmp_path: Path, with_optimizer: 
     assert all(same) == with_optimizer
 
 
-def test_a_checkpoint_in_memory(package: Path) -> None:
+def test_a_checkpoint_in_memory(package):
     data = (package / "checkpoint").read_bytes()
     assert len(CheckpointState(parse_checkpoint(data)).parameters) == 4
     with pytest.raises(OdtpackError):
         parse_checkpoint(data[: len(data) // 2])
 
 
-def test_a_missing_checkpoint(tmp_path: Path) -> None:
+def test_a_missing_checkpoint(tmp_path):
     with refused("checkpoint-not-found"):
         CheckpointState.load_checkpoint(tmp_path / "nothing")

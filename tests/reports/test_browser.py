@@ -1,7 +1,7 @@
 """The report in a real browser: nothing loads, overflows or is too faint, on desk and phone."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,14 +112,14 @@ def fifty() -> SimulationResult:
     return result.model_copy(update={"devices": result.devices * 9})
 
 
-def test_it_opens_without_a_word_on_the_console(browser: Browser, page: Path) -> None:
+def test_it_opens_without_a_word_on_the_console(browser, page):
     browser.console.clear()
     browser.open(page)
     assert browser.evaluate("document.querySelectorAll('svg.plot').length") > 20
     assert browser.console == []
 
 
-def test_console_messages_would_be_seen(browser: Browser, page: Path, tmp_path: Path) -> None:
+def test_console_messages_would_be_seen(browser, page, tmp_path):
     text = page.read_text("utf-8")
     bad = tmp_path / "bad.html"
     bad.write_text(text.replace("</main>", "<img src='https://a.example/b.png'></main>"), "utf-8")
@@ -134,8 +134,8 @@ def test_console_messages_would_be_seen(browser: Browser, page: Path, tmp_path: 
     ids=["demo", "hostile", "fifty devices"],
 )
 def test_it_fits_every_width(
-    browser: Browser, result: Callable[[], SimulationResult], widths: list[int], tmp_path: Path,
-) -> None:  # fmt: skip
+    browser, result, widths, tmp_path,
+):  # fmt: skip
     path = write(tmp_path, result())
     for width in widths:
         browser.open(path, width=width, phone=width < 700)
@@ -160,9 +160,7 @@ def trends() -> bytes:
 
 
 @pytest.mark.parametrize("render", [compared, trends])
-def test_the_other_pages_fit_every_width(
-    browser: Browser, render: Callable[[], bytes], tmp_path: Path
-) -> None:
+def test_the_other_pages_fit_every_width(browser, render, tmp_path):
     path = tmp_path / "page.html"
     path.write_bytes(render())
     for width in WIDTHS:
@@ -173,14 +171,14 @@ def test_the_other_pages_fit_every_width(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_labels_of_drawings_do_not_overlap(browser: Browser, page: Path, width: int) -> None:
+def test_labels_of_drawings_do_not_overlap(browser, page, width):
     browser.open(page, width=width, phone=width < 700)
     assert browser.evaluate("document.querySelectorAll('svg.plot text').length") > 40
     assert browser.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_and_marks_have_contrast(browser: Browser, page: Path, *, dark: bool) -> None:
+def test_text_and_marks_have_contrast(browser, page, *, dark):
     browser.open(page, dark=dark)
     browser.evaluate(OPEN_ALL)
     grounds = browser.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -192,7 +190,7 @@ def test_text_and_marks_have_contrast(browser: Browser, page: Path, *, dark: boo
         assert value >= LEAST_GRAPHIC_CONTRAST, selector
 
 
-def test_the_device_switch_shows_one_device_at_a_time(browser: Browser, page: Path) -> None:
+def test_the_device_switch_shows_one_device_at_a_time(browser, page):
     browser.open(page)
     shown = "[...document.querySelectorAll('.panel')].map((e) => e.offsetHeight > 0)"
     assert browser.evaluate(shown) == [True, False, False, False, False]
@@ -208,7 +206,7 @@ def test_the_device_switch_shows_one_device_at_a_time(browser: Browser, page: Pa
     assert browser.evaluate(shown) == [False, False, False, False, True]
 
 
-def test_print_shows_every_device(browser: Browser, page: Path) -> None:
+def test_print_shows_every_device(browser, page):
     browser.open(page)
     browser.send("Emulation.setEmulatedMedia", {"media": "print"})
     try:
@@ -221,14 +219,14 @@ def test_print_shows_every_device(browser: Browser, page: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_the_peak_is_named_below_the_parts(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_the_peak_is_named_below_the_parts(browser, tmp_path, width):
     browser.open(write(tmp_path, make_result(["google/pixel-8a"])), width=width)
     browser.evaluate(OPEN_ALL)
     assert browser.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.parametrize("width", [768, 1280])
-def test_names_of_checks_break_between_words_only(browser: Browser, page: Path, width: int) -> None:
+def test_names_of_checks_break_between_words_only(browser, page, width):
     """Long messages beside them squeeze the column: "Packa/ge size" helps nobody."""
     browser.open(page, width=width)
     broken = browser.evaluate(

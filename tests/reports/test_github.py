@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -58,7 +57,7 @@ def result() -> SimulationResult:
     return stored_result()
 
 
-def test_levels_places_and_advice(result: SimulationResult) -> None:
+def test_levels_places_and_advice(result):
     found = commands(result)
     assert {command.name for command in found} == {"error", "warning", "notice"}
     names = [command.name for command in found]
@@ -72,9 +71,7 @@ def test_levels_places_and_advice(result: SimulationResult) -> None:
 
 
 @pytest.mark.parametrize("workspace", [True, False])
-def test_paths_are_those_from_the_root_of_the_repository(
-    result: SimulationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workspace: bool
-) -> None:
+def test_paths_are_those_from_the_root_of_the_repository(result, tmp_path, monkeypatch, workspace):
     """Also where the job runs in a folder below, which the budgets are beside or under."""
     (tmp_path / "app" / "ml").mkdir(parents=True)
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
@@ -95,7 +92,7 @@ def test_paths_are_those_from_the_root_of_the_repository(
         assert [c.properties["file"] for c in found if "file" in c.properties] == [shown]
 
 
-def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationResult) -> None:
+def test_every_check_that_does_not_pass_is_in_one_annotation(result):
     found = commands(result)
     levels = {"error": "error", "warn": "warning"}
     for device, check in result.all_checks():
@@ -107,7 +104,7 @@ def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationR
         assert held, (device and device.title, check.metric)
 
 
-def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: SimulationResult) -> None:
+def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result):
     device = result.devices[0]
     check = device.checks[0]
     checks = [
@@ -124,7 +121,7 @@ def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: Simulatio
         assert all(f"Metric {i:03}" in told for i in range(37))
 
 
-def test_long_messages_are_cut(result: SimulationResult) -> None:
+def test_long_messages_are_cut(result):
     device = result.devices[0]
     check = changed(device.checks[0], status="fail", message="x" * 4000)
     found = commands(changed(result, devices=[changed(device, checks=[check])] * 300, checks=[]))
@@ -132,7 +129,7 @@ def test_long_messages_are_cut(result: SimulationResult) -> None:
     assert max(len(command.properties["title"]) for command in found) <= 255
 
 
-def test_hostile_names_cannot_start_a_command() -> None:
+def test_hostile_names_cannot_start_a_command():
     text = render_github(hostile_result()).decode("utf-8")
     lines = text.split("\n")[:-1]
     assert "\r" not in text
@@ -145,7 +142,7 @@ def test_hostile_names_cannot_start_a_command() -> None:
     assert any(command.properties.get("line") == "3" for command in errors)
 
 
-def test_a_passing_result_is_one_notice() -> None:
+def test_a_passing_result_is_one_notice():
     passing = judge(make_result(["google/pixel-8a"]))
     assert passing.verdict == "pass"
     assert [command.name for command in commands(passing)] == ["notice"]
@@ -190,7 +187,7 @@ def check_element(element: ET.Element) -> None:
         check_element(child)
 
 
-def test_it_is_valid_and_counts_right(result: SimulationResult) -> None:
+def test_it_is_valid_and_counts_right(result):
     root = parsed(render_junit(result))
     check_element(root)
     for suite in root:
@@ -204,7 +201,7 @@ def test_it_is_valid_and_counts_right(result: SimulationResult) -> None:
     assert int(root.attrib["failures"]) == len(root.findall(".//failure"))
 
 
-def test_each_check_is_a_case_of_its_device(result: SimulationResult) -> None:
+def test_each_check_is_a_case_of_its_device(result):
     root = parsed(render_junit(result))
     suites = {suite.attrib["name"]: suite for suite in root}
     assert list(suites) == ["Package", *(device.title for device in result.devices)]
@@ -223,7 +220,7 @@ def test_each_check_is_a_case_of_its_device(result: SimulationResult) -> None:
                 assert check.advice is None or f"change first: {check.advice}" in told
 
 
-def test_a_warning_never_fails_the_build(result: SimulationResult) -> None:
+def test_a_warning_never_fails_the_build(result):
     warned = [check for _, check in result.all_checks() if check.state == "warn"]
     failed = [check for _, check in result.all_checks() if check.state == "fail"]
     root = parsed(render_junit(result))
@@ -231,7 +228,7 @@ def test_a_warning_never_fails_the_build(result: SimulationResult) -> None:
     assert len(root.findall(".//failure")) == len(failed) > 0
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_stay_text():
     data = render_junit(hostile_result())
     root = parsed(data)
     check_element(root)
@@ -243,7 +240,7 @@ def test_hostile_names_stay_text() -> None:
     assert HOSTILE not in shown
 
 
-def test_equal_names_of_checks_are_told_apart() -> None:
+def test_equal_names_of_checks_are_told_apart():
     result = stored_result(["google/pixel-8a"])
     checks = result.devices[0].checks
     root = parsed(render_junit(on_devices(result, checks=[*checks, checks[0]])))
@@ -251,7 +248,7 @@ def test_equal_names_of_checks_are_told_apart() -> None:
     assert names[-1] == f"{names[0]} (2)"
 
 
-def test_without_devices_and_deterministic() -> None:
+def test_without_devices_and_deterministic():
     root = parsed(render_junit(make_result([])))
     check_element(root)
     assert root.attrib["tests"] == "0"

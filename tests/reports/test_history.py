@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +15,7 @@ from odtpack_simulator.reports.history import render_history
 from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.simulation_page import latency_section
 from odtpack_simulator.result import Origin, SimulationResult, load_result
-from tests.cli.conftest import Run, assert_refused, run
+from tests.cli.conftest import assert_refused, run
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
 from tests.simulator.changed import changed
@@ -40,7 +39,7 @@ def peak(result: SimulationResult) -> float:
     return check.actual
 
 
-def test_trends_stand_in_the_order_of_their_dates() -> None:
+def test_trends_stand_in_the_order_of_their_dates():
     first, last = made(1.0, 3), made(1.2, 9)
     page = render_history([last, first]).decode().replace("\N{NO-BREAK SPACE}", " ")
     assert page == render_history([first, last]).decode().replace("\N{NO-BREAK SPACE}", " ")
@@ -54,7 +53,7 @@ def test_trends_stand_in_the_order_of_their_dates() -> None:
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
-def test_of_several_limits_the_one_that_fails_is_shown() -> None:
+def test_of_several_limits_the_one_that_fails_is_shown():
     both = '[budgets]\nstep_latency = ["1 h", "1 us"]\n'
     result = made(1.0, 3, both)
     page = render_history([result]).decode().replace("\N{NO-BREAK SPACE}", " ")
@@ -64,13 +63,13 @@ def test_of_several_limits_the_one_that_fails_is_shown() -> None:
     assert [row.state for row in rows] == ["fail", "fail", ""]
 
 
-def test_a_result_says_what_its_verdict_is_of() -> None:
+def test_a_result_says_what_its_verdict_is_of():
     """Also where no limit is drawn."""
     few = "[budgets]\naccuracy_floor = 0.96"
     assert ">Small data</span></td>" in render_history([made(1.0, 3, few)]).decode()
 
 
-def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
+def test_dates_are_compared_in_utc_and_what_is_none_comes_first():
     dates = {  # commit -> date, in the order in which they are to stand
         "a000000": "in spring", "b000000": None, "c000000": "0001-01-01T00:00+23:00",
         "d000000": "2026-11-03T07:00:00+02:00", "e000000": "2026-11-03T05:30Z",
@@ -98,7 +97,7 @@ def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
     ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
     ("[budgets]\naccuracy_floor = 0.96", "accuracy floor 0.61 % above"),  # on too few samples
 ])  # fmt: skip
-def test_a_badge_names_the_tightest_budget(budgets: str, text: str) -> None:
+def test_a_badge_names_the_tightest_budget(budgets, text):
     result = made(1.0, 1, budgets)
     share = (
         {
@@ -113,7 +112,7 @@ def test_a_badge_names_the_tightest_budget(budgets: str, text: str) -> None:
     assert drawn.attrib["aria-label"] == f"odtpack: {found}"
 
 
-def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
+def test_several_results_are_judged_at_once(run, tmp_path):
     (tmp_path / "budgets.toml").write_text(BUDGETS)
     paths = [tmp_path / f"{name}.json" for name in ("good", "bad")]
     for path, scale in zip(paths, (1.0, 5.0), strict=True):
@@ -136,7 +135,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     assert_refused(run("history", *paths, "--out", paths[0]), "cannot-write")
 
 
-def test_a_device_of_ones_own_may_be_new(run: Run, tmp_path: Path) -> None:
+def test_a_device_of_ones_own_may_be_new(run, tmp_path):
     """Budgets name it, and results from before it do not have it."""
     budget, page = tmp_path / "budgets.toml", tmp_path / "history.html"
     budget.write_text(f'{BUDGETS}[device."acme/one"]\nstep_latency = "1 us"\n')
@@ -158,7 +157,7 @@ def test_a_device_of_ones_own_may_be_new(run: Run, tmp_path: Path) -> None:
     assert_refused(run("judge", paths[0], *words), "budgets-unknown-device")
 
 
-def test_history_leaves_results_of_other_versions_out(run: Run, tmp_path: Path) -> None:
+def test_history_leaves_results_of_other_versions_out(run, tmp_path):
     old, new, page = (tmp_path / name for name in ("old.json", "new.json", "history.html"))
     text = made(1.0, 1).to_json()
     new.write_text(text)
@@ -188,7 +187,7 @@ def result() -> SimulationResult:
     return stored_result()
 
 
-def test_verdict_devices_and_fixes(result: SimulationResult) -> None:
+def test_verdict_devices_and_fixes(result):
     html = page(result)
     text = text_of(html)
     assert "2 of 6 devices pass" in text
@@ -204,7 +203,7 @@ def test_verdict_devices_and_fixes(result: SimulationResult) -> None:
     assert "not validated on hardware" in text
 
 
-def test_worst_devices_come_first(result: SimulationResult) -> None:
+def test_worst_devices_come_first(result):
     text = render_markdown(result).decode()
     order = [text.index(f"| {device.title} ") for device in result.devices]
     verdicts = [
@@ -214,7 +213,7 @@ def test_worst_devices_come_first(result: SimulationResult) -> None:
     assert ranks == sorted(ranks)
 
 
-def test_details_open_and_close(result: SimulationResult) -> None:
+def test_details_open_and_close(result):
     text = render_markdown(result).decode()
     assert text.count("<details>") == text.count("</details>") >= 4
     assert "The whole training on each device" in text
@@ -222,9 +221,7 @@ def test_details_open_and_close(result: SimulationResult) -> None:
 
 
 @pytest.mark.parametrize("copies", [40, 400])
-def test_it_fits_into_a_comment_and_says_what_is_missing(
-    result: SimulationResult, copies: int
-) -> None:
+def test_it_fits_into_a_comment_and_says_what_is_missing(result, copies):
     data = render_markdown(result.model_copy(update={"devices": result.devices * copies}))
     assert len(data) < COMMENT
     text = data.decode()
@@ -239,7 +236,7 @@ def test_it_fits_into_a_comment_and_says_what_is_missing(
         assert text.count("| ❌ Fail |") >= 2 * copies
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_stay_text():
     html = str(PARSER.render(render_markdown(hostile_result()).decode("utf-8")))
     tags = set(re.findall(r"<([a-z0-9]+)", html))
     assert tags <= set(re.findall(r"<([a-z0-9]+)", page(stored_result())))
@@ -252,7 +249,7 @@ def test_hostile_names_stay_text() -> None:
     assert "\u202e" not in text
 
 
-def test_a_baseline_and_sparse_results() -> None:
+def test_a_baseline_and_sparse_results():
     for sparse in (make_result([]), judge(make_result([])), make_result(["apple/iphone-12-mini"])):
         assert render_markdown(sparse).startswith(b"## ")
     assert render_markdown(stored_result()) == render_markdown(stored_result())

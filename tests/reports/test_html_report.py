@@ -2,7 +2,6 @@ import hashlib
 import json
 import re
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ def inside(html: str, name: str) -> Page:
     return Page(section(html, name) + "</section>")
 
 
-def test_sections_and_headline(html: str, result: SimulationResult) -> None:
+def test_sections_and_headline(html, result):
     page = Page(html)
     ids = [name for name in page.ids() if not name.startswith(("icon-", "device-"))]
     assert ids == ["first", *ALL_SECTIONS]
@@ -67,18 +66,18 @@ MARKED = ("first", "devices", "learning", "memory", "latency", "campaign")
     ("latency", "memory-bound"), ("latency", "7.7 FLOP/B"),
     ("latency", "119 GFLOP/s"),  # 1.62e9 FLOP in 0.331 x 41.3 ms
 ])  # fmt: skip
-def test_what_sections_say(html: str, name: str, words: str) -> None:
+def test_what_sections_say(html, name, words):
     assert words in inside(html, name).text
 
 
-def test_validated_profiles_are_not_marked() -> None:
+def test_validated_profiles_are_not_marked():
     result = stored_result(["google/pixel-8a"])
     text = Page(render_html(on_devices(result, validated=True)).decode()).text
     assert "not validated on hardware" not in text
     assert "validated on hardware" in text
 
 
-def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationResult) -> None:
+def test_the_matrix_says_every_verdict_in_words(html, result):
     rows = re.findall(r"<tr>(.*?)</tr>", section(html, "devices"), re.S)[1:]
     assert len(rows) == len(result.devices)
     for device, row in zip(result.devices, rows, strict=True):
@@ -92,7 +91,7 @@ def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationRes
                 assert re.search(r'class="sr">(.*?): </span>', cell)[1] in WORDS.values()
 
 
-def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> None:
+def test_curves_of_a_few_devices_can_be_switched_without_scripts(html):
     page = inside(html, "learning")
     radios = [a for tag, a in page.tags if tag == "input"]
     assert [radio["type"] for radio in radios] == ["radio"] * 5
@@ -107,7 +106,7 @@ def test_curves_of_a_few_devices_can_be_switched_without_scripts(html: str) -> N
         assert f"#{radio['id']}:checked" in html
 
 
-def test_reasons_of_what_is_not_judged(html: str) -> None:
+def test_reasons_of_what_is_not_judged(html):
     rows = unknown_rows(stored_result())
     assert {row.outcome for row in rows} == {"not judged"}
     found = {(row.figures, row.reason) for row in rows}
@@ -119,7 +118,7 @@ def test_reasons_of_what_is_not_judged(html: str) -> None:
         assert row.reason in page.text
 
 
-def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -> None:
+def test_interruptions_are_told_and_drawn(html, result):
     part = section(html, "interruptions")
     assert part.count('class="event"') == len(result.interruption.interruptions)
     assert "bit for bit" in part
@@ -127,7 +126,7 @@ def test_interruptions_are_told_and_drawn(html: str, result: SimulationResult) -
     assert "did not end with the same weights" in section(other, "interruptions")
 
 
-def test_drawings_have_words_and_tables_have_headers(html: str) -> None:
+def test_drawings_have_words_and_tables_have_headers(html):
     page = Page(html)
     for drawing in page.drawings:
         hidden = drawing.get("aria-hidden") == "true"
@@ -141,14 +140,14 @@ def test_drawings_have_words_and_tables_have_headers(html: str) -> None:
     assert all(a["role"] == "img" and len(a["aria-label"]) > 10 for a in plots)
 
 
-def test_fifty_devices() -> None:
+def test_fifty_devices():
     result = stored_result()
     page = Page(render_html(changed(result, devices=result.devices * 9)).decode())
     assert page.text.count("Raspberry Pi Zero 2 W") >= 5
     assert "5 of 54" in page.text
 
 
-def test_page_is_one_file_that_loads_nothing(html: str) -> None:
+def test_page_is_one_file_that_loads_nothing(html):
     page = Page(html)
     assert not {"script", "img", "iframe", "object", "embed", "base", "form"} & {
         tag for tag, _ in page.tags
@@ -162,7 +161,7 @@ def test_page_is_one_file_that_loads_nothing(html: str) -> None:
     assert "default-src 'none'" in html
 
 
-def test_links_lead_somewhere(html: str) -> None:
+def test_links_lead_somewhere(html):
     page = Page(html)
     ids = page.ids()
     assert len(ids) == len(set(ids))
@@ -171,11 +170,11 @@ def test_links_lead_somewhere(html: str) -> None:
             assert attributes["href"][1:] in ids
 
 
-def test_same_result_gives_the_same_bytes() -> None:
+def test_same_result_gives_the_same_bytes():
     assert render_html(stored_result()) == render_html(stored_result())
 
 
-def test_hostile_names_stay_text(html: str) -> None:
+def test_hostile_names_stay_text(html):
     page = Page(render_html(hostile_result()).decode("utf-8"))
     plain = Page(html)
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in plain.tags}
@@ -187,12 +186,12 @@ def test_hostile_names_stay_text(html: str) -> None:
     make_result([]), judge(make_result([])), make_result(["web/phone"]),
     judge(make_result(["google/pixel-8a"])),
 ], ids=["no devices", "no devices, judged", "not judged", "no budgets"])  # fmt: skip
-def test_sparse_results(result: SimulationResult) -> None:
+def test_sparse_results(result):
     page = Page(render_html(result).decode("utf-8"))
     assert set(SECTIONS) <= set(page.ids())
 
 
-def test_empty_measurements() -> None:
+def test_empty_measurements():
     result = changed(
         make_result(["web/phone"]),
         training=dict.fromkeys(("eval_loss_before", "eval_loss_after", "metric_after"))
@@ -205,13 +204,13 @@ def test_empty_measurements() -> None:
     assert "Not judged: neither the host's steps" in page.text
 
 
-def test_diverged_training_is_said() -> None:
+def test_diverged_training_is_said():
     training = {"losses": [2.0, None], "eval_loss_after": None}
     result = changed(make_result(["google/pixel-8a"]), training=training)
     assert "not finite" in Page(render_html(judge(result)).decode()).text
 
 
-def test_budget_to_paste_appears_only_without_budgets(html: str) -> None:
+def test_budget_to_paste_appears_only_without_budgets(html):
     assert "No budgets were given" not in html
     text = Page(render_html(judge(make_result(["google/pixel-8a"]))).decode("utf-8")).text
     assert "No budgets were given" in text
@@ -235,7 +234,7 @@ def expected(name: str) -> tuple[int, int]:
     return round(picture.width * picture.scale), round(picture.height * picture.scale)
 
 
-def test_the_committed_pictures_are_current() -> None:
+def test_the_committed_pictures_are_current():
     record = json.loads(RECORD.read_text())
     assert record["pages"] == digests(), AGAIN
     assert set(record["pictures"]) == set(PICTURES)
@@ -246,7 +245,7 @@ def test_the_committed_pictures_are_current() -> None:
         assert len(data) < 600_000
 
 
-def test_every_picture_is_shown_and_described() -> None:
+def test_every_picture_is_shown_and_described():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(path.read_text() for path in pages)
     for name in PICTURES:
@@ -254,7 +253,7 @@ def test_every_picture_is_shown_and_described() -> None:
     assert {path.name for path in IMAGES.glob("*.png")} == set(PICTURES)
 
 
-def test_the_stored_result_shows_everything() -> None:
+def test_the_stored_result_shows_everything():
     """A picture of a page that lacks a section would be of little use."""
     html = PAGES["made-up"]().decode()
     for name in ("first", "devices", "learning", "memory", "latency", "campaign", "interruptions"):
@@ -262,7 +261,7 @@ def test_the_stored_result_shows_everything() -> None:
     assert STORED.stat().st_size < 200_000
 
 
-def test_the_stored_result_can_be_made_again() -> None:
+def test_the_stored_result_can_be_made_again():
     """What profiles and the judge say today may differ; devices, and that it is drawn, may not."""
     result = demo_result(DEVICES)
     assert [device.name for device in result.devices] == DEVICES
@@ -273,7 +272,7 @@ def test_the_stored_result_can_be_made_again() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_pictures_can_be_taken(tmp_path: Path) -> None:
+def test_pictures_can_be_taken(tmp_path):
     for name, path in take(tmp_path).items():
         data = path.read_bytes()
         assert size(data) == expected(name)

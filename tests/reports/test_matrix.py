@@ -70,12 +70,12 @@ def cell(name: str, topic: str) -> Cell:
     ("raspberrypi/zero-2-w", "Energy", "warn", "657 J", "over 250 J"),
     ("apple/iphone-12-mini", "Step", "not judged", "not judged", ""),
 ])  # fmt: skip
-def test_cells(name: str, topic: str, state: str | None, figure: str, words: str) -> None:
+def test_cells(name, topic, state, figure, words):
     found = cell(name, topic)
     assert (found.state, found.figure, found.words) == (state, figure, words)
 
 
-def test_the_memory_cell_says_whose_memory_it_is() -> None:
+def test_the_memory_cell_says_whose_memory_it_is():
     result = stored_result(["google/pixel-8a"])
     memory = TOPICS.index("Memory")
     for text, of in (
@@ -90,7 +90,7 @@ def test_the_memory_cell_says_whose_memory_it_is() -> None:
     assert unjudged[memory].ends == "training only"
 
 
-def test_a_floor_that_too_few_samples_cannot_tell() -> None:
+def test_a_floor_that_too_few_samples_cannot_tell():
     result = changed(
         stored_result(["google/pixel-8a"]),
         training={"metric_after": 0.95, "metric_interval": (0.92, 0.97)},
@@ -101,7 +101,7 @@ def test_a_floor_that_too_few_samples_cannot_tell() -> None:
     assert cells(judged, judged.devices[0])[TOPICS.index("Metric")].words == words
 
 
-def test_the_memory_cell_shows_what_was_compared() -> None:
+def test_the_memory_cell_shows_what_was_compared():
     budgets = parse_budgets(b'[budgets]\napp_footprint = "30 GB"')
     result = judge(stored_result(["google/pixel-8a"]), budgets)
     memory = cells(result, result.devices[0])[TOPICS.index("Memory")]
@@ -115,7 +115,7 @@ def test_the_memory_cell_shows_what_was_compared() -> None:
         assert memory.figure in text
 
 
-def test_the_summary_says_what_each_figure_is_of() -> None:
+def test_the_summary_says_what_each_figure_is_of():
     result = changed(stored_result(), training={"eval_loss_after": None})
     assert simulation_report(result).summary == (
         f"On training samples in {result.data.steps} steps: loss 1.94 → 0.12; "
@@ -123,7 +123,7 @@ def test_the_summary_says_what_each_figure_is_of() -> None:
     )
 
 
-def test_a_replay_that_was_ended_although_the_plan_fits() -> None:
+def test_a_replay_that_was_ended_although_the_plan_fits():
     result = stored_result(["raspberrypi/zero-2-w"])
     killed = {"outcome": "killed"}
     result = judge(on_devices(result, memory=killed, training=killed))
@@ -133,7 +133,7 @@ def test_a_replay_that_was_ended_although_the_plan_fits() -> None:
     assert simulation_report(result).headline == "The device does not pass"
 
 
-def test_without_a_budget_a_figure_stands_alone() -> None:
+def test_without_a_budget_a_figure_stands_alone():
     result = stored_result(["google/pixel-8a"])
     found = cells(changed(result, checks=[]), changed(result.devices[0], checks=[]))
     assert {each.state for each in found} == {None}
@@ -141,7 +141,7 @@ def test_without_a_budget_a_figure_stands_alone() -> None:
     assert found[TOPICS.index("Step")].figure == "50.5 ms"
 
 
-def test_a_floor_that_is_missed() -> None:
+def test_a_floor_that_is_missed():
     result = stored_result(["google/pixel-8a"])
     checks = [
         changed(check, limit=0.99, status="fail") if check.metric == "accuracy_floor" else check
@@ -150,7 +150,7 @@ def test_a_floor_that_is_missed() -> None:
     assert cells(changed(result, checks=checks), result.devices[0])[-1].words == "below 99 %"
 
 
-def test_a_floor_that_only_the_low_end_misses() -> None:
+def test_a_floor_that_only_the_low_end_misses():
     result = stored_result(["google/pixel-8a"])
     result = on_devices(result, memory={"limit_low_bytes": 1_000_000_000})
     judged = judge(result, parse_budgets(b'[budgets]\nmemory_headroom = "60 %"'))
@@ -158,7 +158,7 @@ def test_a_floor_that_only_the_low_end_misses() -> None:
     assert (memory.state, memory.figure, memory.words) == ("warn", "88.4 %", "may be below 60 %")
 
 
-def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
+def test_words_name_a_metric_that_the_figure_does_not_speak_for():
     result = stored_result(["google/pixel-8a"])
     device = result.devices[0]
     missed = {"metric": "written_per_day", "limit": 20e6, "actual": 43e6, "status": "fail"}
@@ -170,7 +170,7 @@ def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
     assert cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
 
 
-def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
+def test_what_to_change_first_is_of_the_device_that_is_furthest_off():
     """A failure before a warning; a figure near its limit before one far below it."""
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4", "samsung/galaxy-a12"])
     missed = {"metric": "energy", "unit": "J", "limit": 100.0, "status": "fail"}
@@ -197,7 +197,7 @@ def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
         assert worst(pair, CHECKS, WORST_FIRST)[1].actual == further
 
 
-def test_a_metric_without_a_title_is_called_by_its_name() -> None:
+def test_a_metric_without_a_title_is_called_by_its_name():
     check = Check(
         metric="ink_used", limit=1, actual=2, unit="1", level="error", status="fail",
         message="m", advice="write less",
@@ -207,7 +207,7 @@ def test_a_metric_without_a_title_is_called_by_its_name() -> None:
     assert "Ink used" in [fix.title for fix in first_fixes(report_of(result))]
 
 
-def test_the_time_to_finish_is_that_of_the_campaign() -> None:
+def test_the_time_to_finish_is_that_of_the_campaign():
     device = stored_result(["google/pixel-8a"]).devices[0]
     result = stored_result(["google/pixel-8a"])
     figure = cells(result, device)[TOPICS.index("Finish")].figure
@@ -220,7 +220,7 @@ def test_the_time_to_finish_is_that_of_the_campaign() -> None:
 @pytest.mark.parametrize(
     ("elapsed", "words"), [(2e-5, "in 1 day"), (1.0, "in 1 day"), (1.00002, "in 2 days")]
 )
-def test_days_are_told_as_on_a_calendar(elapsed: float, words: str) -> None:
+def test_days_are_told_as_on_a_calendar(elapsed, words):
     result = on_devices(stored_result(["google/pixel-8a"]), campaign={"days": same(elapsed)})
     told = changed(result.devices[0], checks=[])
     assert cells(result, told)[TOPICS.index("Sessions")].detail == words
@@ -228,7 +228,7 @@ def test_days_are_told_as_on_a_calendar(elapsed: float, words: str) -> None:
     assert ("Days", words.split(" ")[1], words.split(" ")[1]) in row.figures
 
 
-def test_reasons_are_grouped_by_what_they_leave_out() -> None:
+def test_reasons_are_grouped_by_what_they_leave_out():
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     reason = NotJudged(figure="days", reason="r")
     (entry,) = unknown_rows(on_devices(result, campaign={"not_judged": [reason]}))
@@ -236,7 +236,7 @@ def test_reasons_are_grouped_by_what_they_leave_out() -> None:
     assert entry.devices == "Google Pixel 8a, Raspberry Pi 4 (4 GB)"
 
 
-def test_what_is_counted_as_nothing_is_shown() -> None:
+def test_what_is_counted_as_nothing_is_shown():
     """A figure that is too low because something is unknown must say so on the page."""
     result = stored_result(["google/pixel-8a"])
     entry = NotJudged(figure="checkpoint_save_ms", reason="no storage <rate> is known")
@@ -247,7 +247,7 @@ def test_what_is_counted_as_nothing_is_shown() -> None:
     assert "counted as nothing" not in render_html(result).decode()
 
 
-def test_interruptions_in_words() -> None:
+def test_interruptions_in_words():
     info = InterruptionInfo(interruptions=[], save_every=5, saves=3, equal=None, detail="why 3 MB")
     assert interruption_words(info) == (
         "The training was not interrupted; it repeated 0 steps; whether it ended with the same "
@@ -255,7 +255,7 @@ def test_interruptions_in_words() -> None:
     )
 
 
-def test_one_is_one_step_and_a_session_in_a_month_is_not_none() -> None:
+def test_one_is_one_step_and_a_session_in_a_month_is_not_none():
     policy = Policy(sessions_per_day=1 / 30, save_every=1)
     words = "0.03333 sessions a day, a checkpoint every 1 step. "
     assert policy_words(changed(stored_result(), policy=policy)).startswith(words)
@@ -267,21 +267,21 @@ def test_one_is_one_step_and_a_session_in_a_month_is_not_none() -> None:
 
 
 @given(st.floats(1e-3, 1e9))
-def test_energy_has_three_digits_and_its_unit(value: float) -> None:
+def test_energy_has_three_digits_and_its_unit(value):
     number, unit = format_energy(value).split(" ")
     factor = {"J": 1.0, "kJ": 1e3, "MJ": 1e6}[unit]
     assert float(number) * factor == pytest.approx(value, rel=6e-3)
     assert unit == "MJ" or float(number) < 1000
 
 
-def test_counts_and_ends_in_words() -> None:
+def test_counts_and_ends_in_words():
     assert shown(Interval(low=1, typical=2.5, high=3), "count") == ("2.5", "1 to 3")
     assert shown(same(1), "count") == ("1", "1")
     assert format_interval(Interval(low=20, typical=30, high=40), "J") == "20.0 to 40.0 J"
     assert format_interval(Interval(low=200, typical=300, high=4000), "J") == "200 J to 4.00 kJ"
 
 
-def test_not_validated_in_words() -> None:
+def test_not_validated_in_words():
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     assert report_of(result).caution.startswith("The profiles are not validated")
     one = changed(result.devices[0], validated=True)
@@ -298,12 +298,12 @@ def test_not_validated_in_words() -> None:
         (":3", None), ("a:b", None), ("a:1234567890", None), (None, None),
     ],
 )  # fmt: skip
-def test_locations(text: str | None, place: tuple[str, int] | None) -> None:
+def test_locations(text, place):
     assert location(text) == place
 
 
 @given(st.text())
-def test_clean_text_is_one_line_of_printable_characters(text: str) -> None:
+def test_clean_text_is_one_line_of_printable_characters(text):
     found = clean(text)
     assert len(found) == len(text)
     assert "\n" not in found

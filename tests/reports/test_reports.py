@@ -65,7 +65,7 @@ def result() -> SimulationResult:
     return judge(make_result(scale=2.0), budgets)
 
 
-def test_every_format_is_written_whole(result: SimulationResult, tmp_path: Path) -> None:
+def test_every_format_is_written_whole(result, tmp_path):
     assert report_formats() == FORMATS
     assert {"github", "html", "json", "junit", "markdown"} <= set(FORMATS)
     for name in report_formats():
@@ -80,7 +80,7 @@ def test_every_format_is_written_whole(result: SimulationResult, tmp_path: Path)
     assert json.loads((tmp_path / "report.json").read_bytes())["verdict"] == "fail"
 
 
-def test_destinations() -> None:
+def test_destinations():
     assert parse_destination("html:a/b.html") == ("html", Path("a/b.html"))
     assert parse_destination("json:C:\\report.json")[1] == Path("C:\\report.json")
     for text in ("pdf:x", "x", "", ":x", "HTML:x"):
@@ -91,9 +91,7 @@ def test_destinations() -> None:
             parse_destination(text)
 
 
-def test_a_dash_is_standard_output_for_text(
-    result: SimulationResult, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_dash_is_standard_output_for_text(result, capfdbinary):
     for name in report_formats():
         if not report_format(name).to_stdout:
             with pytest.raises(OdtpackError, match="cannot be written to standard output"):
@@ -103,16 +101,14 @@ def test_a_dash_is_standard_output_for_text(
         assert capfdbinary.readouterr().out == render_report(result, name)
 
 
-def test_standard_output_without_bytes(
-    result: SimulationResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_output_without_bytes(result, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("sys.stdout", stream)
     write_report(result, "markdown:-")
     assert stream.getvalue().encode() == render_report(result, "markdown")
 
 
-def test_unwritable_place(result: SimulationResult, tmp_path: Path) -> None:
+def test_unwritable_place(result, tmp_path):
     with pytest.raises(OdtpackError):
         write_report(result, f"html:{tmp_path}/absent/report.html")
     with pytest.raises(OdtpackError):
@@ -126,7 +122,7 @@ def printed(result: SimulationResult, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def test_console_names_devices_verdicts_and_fixes(result: SimulationResult) -> None:
+def test_console_names_devices_verdicts_and_fixes(result):
     text = printed(result, 160)
     assert text.startswith("✗ ")
     for device in result.devices:
@@ -138,11 +134,11 @@ def test_console_names_devices_verdicts_and_fixes(result: SimulationResult) -> N
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_console_keeps_to_its_width(result: SimulationResult, width: int) -> None:
+def test_console_keeps_to_its_width(result, width):
     assert max(map(len, printed(result, width).splitlines())) <= width
 
 
-def test_console_defuses_control_characters(result: SimulationResult) -> None:
+def test_console_defuses_control_characters(result):
     device = changed(result.devices[0], title="\x1b[2J[red]evil[/red]\u202e")
     text = printed(changed(result, devices=[device]))
     assert "\x1b" not in text
@@ -150,7 +146,7 @@ def test_console_defuses_control_characters(result: SimulationResult) -> None:
     assert "[red]evil" in text
 
 
-def test_console_shows_the_campaign_where_there_is_room() -> None:
+def test_console_shows_the_campaign_where_there_is_room():
     result = stored_result()
     wide, narrow = printed(result, 160), printed(result, 60)
     for topic in TOPICS:
@@ -161,7 +157,7 @@ def test_console_shows_the_campaign_where_there_is_room() -> None:
     assert "over 250 J" in wide
 
 
-def test_console_drops_what_passes_first() -> None:
+def test_console_drops_what_passes_first():
     """At 60 columns there is room for two topics: what fails, and memory before warnings."""
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
@@ -170,20 +166,18 @@ def test_console_drops_what_passes_first() -> None:
     assert "Not shown" not in printed(result, 160)
 
 
-def test_console_goes_to_stderr(
-    result: SimulationResult, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_console_goes_to_stderr(result, capsys):
     print_result(result)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "devices pass" in captured.err
 
 
-def test_console_without_devices() -> None:
+def test_console_without_devices():
     assert "The package passes" in printed(judge(make_result([])))
 
 
-def test_console_says_why_something_was_not_judged() -> None:
+def test_console_says_why_something_was_not_judged():
     """One line per reason: a run with open checks must tell what to do about it."""
     policy = Policy(state="background")
     names = ["google/pixel-8a", "apple/iphone-16-pro", "samsung/galaxy-a12", "raspberrypi/pi-5"]
@@ -199,7 +193,7 @@ def test_console_says_why_something_was_not_judged() -> None:
     assert lines.count("the profile gives no power under load") == 1
 
 
-def test_console_says_why_a_finish_is_missing() -> None:
+def test_console_says_why_a_finish_is_missing():
     """A step that is known without an end that is: the background window has no figure."""
     known = make_result(["google/pixel-8a"])
     reason = NotJudged(figure="active_s", reason="the window is not published")
@@ -209,7 +203,7 @@ def test_console_says_why_a_finish_is_missing() -> None:
     assert "? finish" not in printed(judge(known), 160)
 
 
-def test_a_reason_is_told_whole() -> None:
+def test_a_reason_is_told_whole():
     """What a profile says of a figure may have a semicolon, and is no figure before a reason."""
     result = judge(make_result(["google/pixel-8a"]))
     unknown = {"status": "not judged", "actual": None, "message": "one thing; another"}
@@ -218,7 +212,7 @@ def test_a_reason_is_told_whole() -> None:
     assert [entry.reason for entry in found] == ["one thing; another"]
 
 
-def test_the_advice_is_that_of_the_killed_device_with_the_least_room() -> None:
+def test_the_advice_is_that_of_the_killed_device_with_the_least_room():
     """What is enough for the roomier one would be false of the other."""
     result = make_result(["google/pixel-8a", "raspberrypi/zero-2-w"])
     devices = [
@@ -237,7 +231,7 @@ def test_the_advice_is_that_of_the_killed_device_with_the_least_room() -> None:
 NAMES = ["samsung/galaxy-a12", "apple/iphone-16-pro", "raspberrypi/zero-2-w"]
 
 
-def test_the_package_is_named_and_not_where_it_lies() -> None:
+def test_the_package_is_named_and_not_where_it_lies():
     origin = Origin(commit="0123456789abcdef", date="2026-11-22T08:30+00:00")
     package = {"path": "/home/ada/secret/digits-cnn/"}
     result = judge(changed(make_result(NAMES), package=package, origin=origin))
@@ -248,9 +242,7 @@ def test_the_package_is_named_and_not_where_it_lies() -> None:
     assert changed(result.package, path="C:\\build\\digits").name == "digits"
 
 
-def test_the_commit_is_that_of_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_that_of_the_repository(tmp_path, monkeypatch):
     for name in ("GITHUB_SHA", "CI_COMMIT_SHA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
@@ -264,7 +256,7 @@ def test_the_commit_is_that_of_the_repository(
     assert find_origin(tmp_path).commit == "ab" * 20
 
 
-def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
+def test_the_figures_on_top_are_those_of_the_worst_device():
     result = make_result(NAMES)
     figures = {name: (figure, remark) for name, figure, remark in key_figures(result)}
     limits = {d.memory.limit_bytes: d for d in result.devices if d.memory.limit_bytes}
@@ -284,7 +276,7 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
     assert figures["Accuracy"][0] == "9.4 → 96.6 %"
 
 
-def test_accuracy_is_a_percentage_everywhere() -> None:
+def test_accuracy_is_a_percentage_everywhere():
     result = judge(make_result(NAMES), parse_budgets(b"[budgets]\naccuracy_floor = 0.99\n"))
     for text in (Page(render_html(result).decode()).text, render_markdown(result).decode()):
         assert "96.6 %" in text
@@ -292,7 +284,7 @@ def test_accuracy_is_a_percentage_everywhere() -> None:
         assert not re.search(r"0\.9659|0\.966\b|0\.99\b", text)
 
 
-def test_the_interval_stands_beside_each_step() -> None:
+def test_the_interval_stands_beside_each_step():
     result = judge(make_result(NAMES))
     rendered = Page(render_html(result).decode()).text
     for device in result.devices:
@@ -301,7 +293,7 @@ def test_the_interval_stands_beside_each_step() -> None:
             assert format_interval(step, "ms") in rendered
 
 
-def test_a_step_is_marked_where_its_parts_begin() -> None:
+def test_a_step_is_marked_where_its_parts_begin():
     def timeline(parts: str) -> list[TimelinePoint]:
         names = {"f": "forward", "b": "backward", "u": "update"}
         return [
@@ -320,7 +312,7 @@ def test_a_step_is_marked_where_its_parts_begin() -> None:
     assert "backward from node 62" in page
 
 
-def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(tmp_path: Path) -> None:
+def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(tmp_path):
     """The older exporter of PyTorch transposes weights, and calls them by a number."""
     random = np.random.default_rng(0)
     weights = drawn(random, **{"onnx::MatMul_836": (8, 8), "onnx::MatMul_837": (8, 8)})
@@ -345,7 +337,7 @@ def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(tmp_
     assert "gradient of encoder.key.weight" in shown
 
 
-def test_a_comparison_is_drawn() -> None:
+def test_a_comparison_is_drawn():
     base, head = make_result(NAMES), make_result(NAMES, scale=1.5)
     page = Page(render_comparison(compare(base, head)).decode())
     assert "Peak memory" in page.text
@@ -355,7 +347,7 @@ def test_a_comparison_is_drawn() -> None:
     assert "No figure changed." in Page(render_comparison(compare(base, base)).decode()).text
 
 
-def test_a_search_is_drawn() -> None:
+def test_a_search_is_drawn():
     best = SOLUTION | {"number": 7, "metric": 0.9, "peak_bytes": 10**6}
     beaten = SOLUTION | {"number": 8, "metric": 0.8, "peak_bytes": 2 * 10**6}
     objectives = [{"name": "accuracy", "better": "larger", "tolerance": 0.0}]
@@ -394,7 +386,7 @@ def scopes(metric: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("metric", "scope"), [(metric, scope) for metric in CHECKS for scope in scopes(metric)]
 )
-def test_a_failure_is_shown_in_every_format(metric: str, scope: str) -> None:
+def test_a_failure_is_shown_in_every_format(metric, scope):
     result, title = failing(metric, scope), CHECKS[metric].title
     for name in report_formats():
         shown = render_report(result, name).decode()
@@ -404,14 +396,14 @@ def test_a_failure_is_shown_in_every_format(metric: str, scope: str) -> None:
 
 
 @pytest.mark.parametrize("metric", CHECKS)
-def test_it_is_shown_under_its_topic_and_no_other(metric: str) -> None:
+def test_it_is_shown_under_its_topic_and_no_other(metric):
     result, topic = failing(metric, "device"), CHECKS[metric].topic
     found = dict(zip(TOPICS, cells(result, result.devices[0]), strict=True))
     failed = [name for name, cell in found.items() if cell.state == "fail"]
     assert failed == ([topic] if topic in TOPICS else [])
 
 
-def test_there_is_no_topic_without_a_metric_and_none_unknown() -> None:
+def test_there_is_no_topic_without_a_metric_and_none_unknown():
     assert {check.topic for check in CHECKS.values()} == set(get_args(Topic))
     assert set(get_args(Topic)) - set(TOPICS) == {"Package", "Interruptions"}
     for topic in TOPICS:

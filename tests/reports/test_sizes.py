@@ -52,14 +52,14 @@ def find(part: Piece, name: str) -> Piece:
     return next(inner for inner in part.parts if inner.name == name)
 
 
-def test_every_byte_is_somewhere(root: Piece, folder: Path) -> None:
+def test_every_byte_is_somewhere(root, folder):
     assert_sums(root)
     assert {p.name: p.nbytes for p in root.parts} == {
         path.name: path.stat().st_size for path in folder.iterdir()
     }
 
 
-def test_parameters_by_module(root: Piece, folder: Path) -> None:
+def test_parameters_by_module(root, folder):
     checkpoint = find(root, "checkpoint")
     manifest = Package.open(folder).manifest
     nbytes = sum(4 * int(np.prod(p.shape)) for p in manifest.parameters)
@@ -71,7 +71,7 @@ def test_parameters_by_module(root: Piece, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["training_model.onnx", "step_model.onnx"])
-def test_model_by_operators(root: Piece, folder: Path, file: str) -> None:
+def test_model_by_operators(root, folder, file):
     """Names, counted by hand; the operators of nodes in branches count, too."""
     graphs, total, counts = [onnx.load(folder / file).graph], 0, {}
     while graphs:
@@ -87,7 +87,7 @@ def test_model_by_operators(root: Piece, folder: Path, file: str) -> None:
     assert found == {f"{count} × {name}" for name, count in counts.items()}
 
 
-def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Piece) -> None:
+def test_checkpoint_in_two_files(tmp_path, folder, root):
     """Tensors beside the checkpoint are part of it."""
     data = CheckpointData({"fc.weight": np.ones(1000, np.float32)}, {})
     write_checkpoint(tmp_path / "checkpoint", data)
@@ -99,7 +99,7 @@ def test_checkpoint_in_two_files(tmp_path: Path, folder: Path, root: Piece) -> N
     }
 
 
-def test_collapse() -> None:
+def test_collapse():
     part = Piece("p", 100, (Piece("a", 90, (Piece("x", 89), Piece("y", 1))), *[Piece("b", 1)] * 10))
     small = part.collapsed(5, 4, 3)
     assert small == Piece(
@@ -110,13 +110,13 @@ def test_collapse() -> None:
     assert len(part.collapsed(0, 4, 3).parts) == 5
 
 
-def test_names_are_escaped() -> None:
+def test_names_are_escaped():
     page = render_size_html(Piece("r", 10, (Piece("<script>&", 10),))).decode()
     assert "<script>" not in page
     assert "&lt;script&gt;&amp;" in page
 
 
-def test_page(root: Piece) -> None:
+def test_page(root):
     """Well-formed, self-contained, the same every time; every file."""
     page = render_size_html(root).decode()
     assert page == render_size_html(root).decode()
@@ -128,7 +128,7 @@ def test_page(root: Piece) -> None:
         assert part.name in page
 
 
-def test_reports(root: Piece, tmp_path: Path) -> None:
+def test_reports(root, tmp_path):
     written = write_size_report(root, f"json:{tmp_path / 'sizes.json'}")
     assert json.loads(written.read_text()) == root.as_dict()
     page = write_size_report(root, f"html:{tmp_path / 'sizes.html'}")

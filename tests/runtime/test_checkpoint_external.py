@@ -3,7 +3,6 @@
 import errno
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
 from unittest import mock
 
 import numpy as np
@@ -22,7 +21,7 @@ def _low_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64)
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     data = sample()
     write_checkpoint(tmp_path / "c", data)
     arrays = [*data.trainable.values(), *data.frozen.values()]
@@ -32,7 +31,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert_same(data, read_checkpoint(tmp_path / "c"))
 
 
-def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
+def test_damage_to_the_data_file_is_found(tmp_path):
     write_checkpoint(tmp_path / "c", sample())
     assert read_checkpoint(tmp_path / "c").checked
     stored = bytearray((tmp_path / "c.data").read_bytes())
@@ -44,7 +43,7 @@ def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
         stored[position] ^= 16
 
 
-def test_the_current_data_are_never_overwritten(tmp_path: Path) -> None:
+def test_the_current_data_are_never_overwritten(tmp_path):
     path, sizes = tmp_path / "c", []
     for value, count in [(1, 50), (2, 50), (3, 50), (4, 80), (5, 80), (6, 20), (7, 20)]:
         before = (tmp_path / "c").read_bytes() if value > 1 else None
@@ -63,13 +62,13 @@ def test_the_current_data_are_never_overwritten(tmp_path: Path) -> None:
     assert sizes[2] == 200
 
 
-def test_the_data_file_goes_when_it_is_not_needed(tmp_path: Path) -> None:
+def test_the_data_file_goes_when_it_is_not_needed(tmp_path):
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(5, np.float32)}, {}))
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
-def test_the_data_of_another_process_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_of_another_process_stay(tmp_path, monkeypatch):
     """Another process saves with a data file between a save without one and its tidying."""
     path, lock = tmp_path / "c", writer.locked
     other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
@@ -85,9 +84,7 @@ def test_the_data_of_another_process_stay(tmp_path: Path, monkeypatch: pytest.Mo
     assert_same(other, read_checkpoint(path))
 
 
-def test_a_save_that_fails_leaves_the_data_of_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_leaves_the_data_of_another_process(tmp_path, monkeypatch):
     """Another process saves once the data file was made, and before it is locked."""
     path, lock = tmp_path / "c", writer.locked
     other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
@@ -105,7 +102,7 @@ def test_a_save_that_fails_leaves_the_data_of_another_process(
     assert (tmp_path / "c.data").stat().st_size == 200
 
 
-def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> None:
+def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path):
     path = tmp_path / "c"
     write_checkpoint(path, CheckpointData({"w": np.ones(2, np.float32)}, {}))
     path.chmod(0o440)
@@ -115,7 +112,7 @@ def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> 
     assert found == {"c": 0o440, "c.data": 0o640}
 
 
-def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_or_short_data_file_is_an_error(tmp_path):
     write_checkpoint(tmp_path / "c", CheckpointData({"w": np.ones(50, np.float32)}, {}))
     data = (tmp_path / "c.data").read_bytes()
     (tmp_path / "c.data").write_bytes(data[:-1])
@@ -126,7 +123,7 @@ def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "c")
 
 
-def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path: Path) -> None:
+def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path):
     f = Foreign()
     (tmp_path / "c").write_bytes(
         f.finish([f.tensor(dims=(25,), raw=None, offset=0), f.tensor("v", (25,), 1, None, 0)],
@@ -137,7 +134,7 @@ def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path: Path) -> Non
         read_checkpoint(tmp_path / "c")
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist(tmp_path):
     with refused("file-not-written"):
         write_checkpoint(
             tmp_path / "absent" / "c", CheckpointData({"w": np.ones(50, np.float32)}, {})
@@ -146,9 +143,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
 @pytest.mark.parametrize("previous", ["none", "replaced"])
-def test_a_save_keeps_permissions(
-    previous: Literal["none", "replaced"], length: int, tmp_path: Path
-) -> None:
+def test_a_save_keeps_permissions(previous, length, tmp_path):
     path = tmp_path / "c"
     data = CheckpointData({"w": np.ones(length, np.float32)}, {})
     write_checkpoint(path, CheckpointData({"w": np.ones(2, np.float32)}, {}))
@@ -160,7 +155,7 @@ def test_a_save_keeps_permissions(
 
 
 @pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
-def test_a_checkpoint_that_is_a_link_is_not_written(length: int, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_a_link_is_not_written(length, tmp_path):
     data = CheckpointData({"w": np.ones(length, np.float32)}, {})
     write_checkpoint(tmp_path / "real", data)
     (tmp_path / "c").symlink_to("real")
@@ -173,7 +168,7 @@ def test_a_checkpoint_that_is_a_link_is_not_written(length: int, tmp_path: Path)
 
 @pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
 @pytest.mark.parametrize("signs", [250, 255, 300])
-def test_a_name_that_is_too_long(signs: int, length: int, tmp_path: Path) -> None:
+def test_a_name_that_is_too_long(signs, length, tmp_path):
     with refused("file-not-written"):
         write_checkpoint(
             tmp_path / ("c" * signs), CheckpointData({"w": np.ones(length, np.float32)}, {})
@@ -181,7 +176,7 @@ def test_a_name_that_is_too_long(signs: int, length: int, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_a_data_file_that_is_a_link_is_neither_read_nor_written(tmp_path: Path) -> None:
+def test_a_data_file_that_is_a_link_is_neither_read_nor_written(tmp_path):
     data = CheckpointData({"w": np.ones(50, np.float32)}, {})
     write_checkpoint(tmp_path / "c", data)
     (tmp_path / "c.data").rename(tmp_path / "elsewhere")

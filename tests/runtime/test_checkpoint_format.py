@@ -36,7 +36,7 @@ from tests.refused import refused
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_comes_back(tmp_path):
     data = sample()
     write_checkpoint(tmp_path / "c", data)
     assert_same(data, read_checkpoint(tmp_path / "c"))
@@ -44,9 +44,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_the_disk_is_asked_for_all_elements_once(
-    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_disk_is_asked_for_all_elements_once(external, tmp_path, monkeypatch):
     data = CheckpointData({f"p{i}": np.full(1000 * i, i, np.float32) for i in range(6)}, {})
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64 if external else 2**30)
     write_checkpoint(tmp_path / "plain", data)
@@ -61,7 +59,7 @@ def test_the_disk_is_asked_for_all_elements_once(
     assert_same(data, read_checkpoint(tmp_path / "pieces"))
 
 
-def test_a_disk_that_takes_no_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_hints(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fadvise", mock.Mock(side_effect=OSError(errno.EINVAL, "no")))
     write_checkpoint(tmp_path / "c", sample())
     assert_same(sample(), read_checkpoint(tmp_path / "c"))
@@ -70,7 +68,7 @@ def test_a_disk_that_takes_no_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "c").read_bytes() == (tmp_path / "d").read_bytes()
 
 
-def test_equal_data_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_data_give_equal_bytes(tmp_path):
     for name in "ab":
         write_checkpoint(tmp_path / name, sample())
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -93,7 +91,7 @@ properties = st.dictionaries(
     properties, st.integers(0, 2**63 - 1) | st.none(),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_round_trip(tmp_path_factory, trainable, frozen, properties, step) -> None:
+def test_round_trip(tmp_path_factory, trainable, frozen, properties, step):
     frozen = {name: array for name, array in frozen.items() if name not in trainable}
     optimizer = None
     if step is not None:
@@ -108,13 +106,13 @@ def test_round_trip(tmp_path_factory, trainable, frozen, properties, step) -> No
     assert_same(data, back)
 
 
-def test_arrays_need_not_be_contiguous(tmp_path: Path) -> None:
+def test_arrays_need_not_be_contiguous(tmp_path):
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
     write_checkpoint(tmp_path / "c", CheckpointData({"w": array}, {}))
     assert np.array_equal(read_checkpoint(tmp_path / "c").trainable["w"], array)
 
 
-def test_nominal_state_keeps_names_and_types_only(tmp_path: Path) -> None:
+def test_nominal_state_keeps_names_and_types_only(tmp_path):
     data = CheckpointData(
         {"w": np.ones((2, 2), np.float32)}, {"t": np.ones(3, np.int64)}, True, None, {"round": 7}
     )
@@ -127,7 +125,7 @@ def test_nominal_state_keeps_names_and_types_only(tmp_path: Path) -> None:
     assert back.frozen["t"].dtype == np.int64
 
 
-def test_tensor_data_are_aligned_to_16_bytes(tmp_path: Path) -> None:
+def test_tensor_data_are_aligned_to_16_bytes(tmp_path):
     data = sample()
     write_checkpoint(tmp_path / "c", data)
     content = (tmp_path / "c").read_bytes()
@@ -136,7 +134,7 @@ def test_tensor_data_are_aligned_to_16_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, ">f4", "U3"])
-def test_types_that_the_format_lacks_are_refused(tmp_path: Path, dtype: object) -> None:
+def test_types_that_the_format_lacks_are_refused(tmp_path, dtype):
     with refused("checkpoint-dtype", "'w'"):
         write_checkpoint(tmp_path / "c", CheckpointData({"w": np.zeros(2, dtype)}, {}))
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +177,7 @@ print(json.dumps({
 """
 
 
-def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
+def test_generated_bindings_read_the_same(tmp_path):
     data = sample()
     write_checkpoint(tmp_path / "c", data)
     seen = json.loads(ran(sys.executable, "-W", "error", "-c", BINDINGS, tmp_path / "c").stdout)
@@ -208,13 +206,13 @@ def test_generated_bindings_read_the_same(tmp_path: Path) -> None:
     }
 
 
-def test_a_foreign_file_is_read() -> None:
+def test_a_foreign_file_is_read():
     f = Foreign()
     data = parse_checkpoint(f.finish([f.tensor(raw=np.float32([1, 2]).tobytes())]))
     assert data.trainable["w"].tolist() == [1, 2]
 
 
-def test_optimizer_groups(tmp_path: Path) -> None:
+def test_optimizer_groups(tmp_path):
     """Each group holds its own parameters; some moments are shorter than theirs."""
     data = sample()
     data.optimizer.groups = (("b",), ("layer.W", "empty"))
@@ -238,7 +236,7 @@ dtypes = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_])
 
 @given(shapes, st.data())
 @settings(deadline=None)
-def test_slots_are_aligned_disjoint_and_shared(shapes: list[tuple[int, ...]], data) -> None:
+def test_slots_are_aligned_disjoint_and_shared(shapes, data):
     tensors = [
         (f"t{index}", shape, np.dtype(data.draw(dtypes))) for index, shape in enumerate(shapes)
     ]
@@ -296,7 +294,7 @@ def to_json(flatc: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def test_flatc_finds_the_fields_that_were_written(flatc: str, tmp_path: Path) -> None:
+def test_flatc_finds_the_fields_that_were_written(flatc, tmp_path):
     written = data()
     write_checkpoint(tmp_path / "checkpoint", written)
     found = to_json(flatc, tmp_path / "checkpoint")
@@ -321,7 +319,7 @@ def test_flatc_finds_the_fields_that_were_written(flatc: str, tmp_path: Path) ->
     assert {"name": "note", "value": "grüß"} in bag["strings"]
 
 
-def test_what_flatc_builds_is_read(flatc: str, tmp_path: Path) -> None:
+def test_what_flatc_builds_is_read(flatc, tmp_path):
     written = data()
     write_checkpoint(tmp_path / "checkpoint", written)
     to_json(flatc, tmp_path / "checkpoint")
@@ -337,7 +335,7 @@ def test_what_flatc_builds_is_read(flatc: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other, strict=True)
 
 
-def test_a_file_without_a_version_is_refused(flatc: str, tmp_path: Path) -> None:
+def test_a_file_without_a_version_is_refused(flatc, tmp_path):
     """The schema's default of the version is 0, so a writer must write it."""
     (tmp_path / "none.json").write_text('{"module_state": {}}')
     with pytest.raises(OdtpackError, match="version"):
@@ -357,7 +355,7 @@ _SLOT = re.compile(r"\.Prepend(\w+?)Slot\((\d+), .*, (\S+)\)")
     "Checkpoint", "ModuleState", "OptimizerGroup", "ParameterOptimizerState", "PropertyBag",
     "IntProperty", "FloatProperty", "StringProperty", "Tensor",
 ])  # fmt: skip
-def test_fields_are_those_of_the_bindings_of_onnx_runtime(table: str) -> None:
+def test_fields_are_those_of_the_bindings_of_onnx_runtime(table):
     """Number, kind and default of each field, as the bindings in ONNX Runtime's wheel have them."""
     module = importlib.import_module(f"ort_flatbuffers_py.fbs.{table}")
     text = Path(str(module.__file__)).read_text()

@@ -1,7 +1,6 @@
 """Checkpoints that are damaged or made to do harm: an OdtpackError, and no other end."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,7 +120,7 @@ WRONG = {name: ("checkpoint-corrupt", make) for name, make in CORRUPT.items()} |
 
 
 @pytest.mark.parametrize(("code", "make"), WRONG.values(), ids=list(WRONG))
-def test_wrong_files_are_refused(code: str, make: Callable[[Foreign], bytes]) -> None:
+def test_wrong_files_are_refused(code, make):
     with refused(code, r"some\.ckpt"):
         parse_checkpoint(make(Foreign()), "some.ckpt")
 
@@ -141,13 +140,13 @@ def small(tmp_path_factory) -> bytes:
     return path.read_bytes()
 
 
-def test_no_truncation_is_read(small: bytes) -> None:
+def test_no_truncation_is_read(small):
     assert _outcome(small) is not None
     for length in range(len(small)):
         assert _outcome(small[:length]) is None, length
 
 
-def test_flipped_bits_are_refused_or_harmless(small: bytes) -> None:
+def test_flipped_bits_are_refused_or_harmless(small):
     """Whatever loads holds what was saved: damage that is read changed nothing that is used."""
     rng = np.random.default_rng(1)
     refused = 0
@@ -162,7 +161,7 @@ def test_flipped_bits_are_refused_or_harmless(small: bytes) -> None:
     assert refused > 1000
 
 
-def test_overwritten_words_are_refused_or_harmless(small: bytes) -> None:
+def test_overwritten_words_are_refused_or_harmless(small):
     rng = np.random.default_rng(2)
     words = [b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(4), b"\x00\x00\x00\x80"]
     for position in range(0, len(small) - 4, 4):
@@ -178,7 +177,7 @@ def _patched(data: bytes, old: bytes, new: bytes) -> bytes:
     return data.replace(old, new)
 
 
-def test_the_message_names_what_differs(small: bytes) -> None:
+def test_the_message_names_what_differs(small):
     weight = sample().trainable["layer.W"].tobytes()
     changed = {
         "'layer.W'": _patched(small, weight, weight[:-1] + bytes([weight[-1] ^ 1])),
@@ -193,7 +192,7 @@ def test_the_message_names_what_differs(small: bytes) -> None:
             parse_checkpoint(data)
 
 
-def test_a_digest_that_is_lost_is_missed(small: bytes) -> None:
+def test_a_digest_that_is_lost_is_missed(small):
     """Both are taken off by hand; with one of them left, the file is known to be damaged."""
     last = small.rindex(b"sha256:")
     whole = small[:last] + b"SHA256:" + small[last + 7 :]
@@ -201,13 +200,13 @@ def test_a_digest_that_is_lost_is_missed(small: bytes) -> None:
         assert _outcome(data) is None
 
 
-def test_appended_bytes_change_nothing(small: bytes) -> None:
+def test_appended_bytes_change_nothing(small):
     data = _outcome(small + bytes(100))
     assert data is not None
     assert_same(data, sample())
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     with refused("checkpoint-not-found"):
         read_checkpoint(tmp_path / "absent")
     with refused("checkpoint-unreadable"):

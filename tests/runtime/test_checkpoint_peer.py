@@ -82,7 +82,7 @@ def theirs(folder: Path, kind: str, steps: int, **options: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> None:
+def test_a_run_that_changes_sides(folder, kind, tmp_path):
     start = folder / kind / "checkpoint"
     straight, state = ours(folder, kind, start, 8)
     ours(folder, kind, start, 3, tmp_path / "ours")
@@ -118,7 +118,7 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_path: Path) -> None:
+def test_what_the_reference_changes_carries_no_stale_digest(folder, tmp_path):
     ours(folder, "adamw", folder / "adamw" / "checkpoint", 3, tmp_path / "ours")
     (job,) = client.run_jobs(
         [theirs(folder, "adamw", 2, checkpoint=tmp_path / "ours", save=tmp_path / "theirs")]
@@ -131,9 +131,7 @@ def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_pa
     assert back.optimizer.step == 5
 
 
-def test_external_data_travel(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_data_travel(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 16)
     start = folder / "adamw" / "checkpoint"
     straight, _ = ours(folder, "adamw", start, 6)
@@ -143,7 +141,7 @@ def test_external_data_travel(
     np.testing.assert_allclose(result["losses"], straight[3:], rtol=1e-5)
 
 
-def test_nominal_states_travel(folder: Path, tmp_path: Path) -> None:
+def test_nominal_states_travel(folder, tmp_path):
     state = CheckpointState.load_checkpoint(folder / "adamw" / "nominal_checkpoint")
     assert state.is_nominal
     assert [name in state.parameters for name in ("W", "b", "scale", "mean")] == [1, 1, 1, 0]

@@ -58,7 +58,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return tmp_path / "trained.ckpt"
 
 
-def test_two_saves_are_kept(path: Path) -> None:
+def test_two_saves_are_kept(path):
     for step in range(1, 6):
         save(path, step)
         if step > 1:
@@ -70,7 +70,7 @@ def test_two_saves_are_kept(path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_damaged_one_falls_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_one_falls_back(path, caplog):
     save(path, 3)
     save(path, 5)
     harm(path)
@@ -91,7 +91,7 @@ def test_a_damaged_one_falls_back(path: Path, caplog: pytest.LogCaptureFixture) 
     assert step_of(CheckpointState.load_checkpoint(Path(f"{path}.previous"))) == 4
 
 
-def test_a_missing_one_falls_back(path: Path) -> None:
+def test_a_missing_one_falls_back(path):
     """As where the file system has no hard links, between two renames."""
     save(path, 3)
     save(path, 5)
@@ -106,7 +106,7 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> 
     monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(number, os.strerror(number))))
 
 
-def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links(tmp_path, monkeypatch):
     refuse_links(monkeypatch)
     for step in (1, 2, 3):
         save(tmp_path / "c", step)
@@ -115,9 +115,7 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_without_hard_links_a_failed_rename_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hard_links_a_failed_rename_is_taken_back(tmp_path, monkeypatch):
     save(tmp_path / "c", 1)
     refuse_links(monkeypatch)
     error = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -130,9 +128,7 @@ def test_without_hard_links_a_failed_rename_is_taken_back(
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EIO])
-def test_data_outside_need_hard_links_and_lose_nothing_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_data_outside_need_hard_links_and_lose_nothing_without(tmp_path, monkeypatch, number):
     """Inside, outside, then a save whose predecessor cannot be given a second name."""
     path = tmp_path / "c"
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
@@ -159,9 +155,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("loads", [True, False])
-def test_what_is_not_whole_never_replaces_the_save_before(
-    path: Path, spelling: str, loads: bool
-) -> None:
+def test_what_is_not_whole_never_replaces_the_save_before(path, spelling, loads):
     """Whatever its path is called, and whether or not the state knows that it was damaged."""
     (path.parent / "x").mkdir()
     (path.parent / "folder").symlink_to(".")
@@ -190,7 +184,7 @@ def _interrupted_at_the_end() -> Iterator[None]:
         yield
 
 
-def test_a_save_without_the_one_before_leaves_that_one_whole(path: Path) -> None:
+def test_a_save_without_the_one_before_leaves_that_one_whole(path):
     save(path, 3)
     save(path, 5)
     for step in (6, 7, 8):
@@ -200,9 +194,7 @@ def test_a_save_without_the_one_before_leaves_that_one_whole(path: Path) -> None
 
 
 @pytest.mark.parametrize("same_state", [True, False])
-def test_forty_saves_take_two_regions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_state: bool
-) -> None:
+def test_forty_saves_take_two_regions(tmp_path, monkeypatch, same_state):
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
     state, size = CheckpointState(content(1, 300)), 300 * 4 * 3
     for step in range(1, 41):
@@ -239,7 +231,7 @@ while True:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced there")
-def test_a_reader_that_races_saves_sees_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_reader_that_races_saves_sees_a_whole_checkpoint(tmp_path):
     """It is slower than the saves: each has replaced the data that it reads when it is done."""
     with started(SAVER, tmp_path / "c", 100000) as process:
         process.stdout.readline()
@@ -255,7 +247,7 @@ def test_a_reader_that_races_saves_sees_a_whole_checkpoint(tmp_path: Path) -> No
     assert last > 2
 
 
-def test_what_a_failed_save_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_failed_save_leaves(tmp_path, monkeypatch):
     """A full disk: the data file is as long as before, and a small save goes through."""
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
     save(tmp_path / "c", 1, 300)
@@ -277,7 +269,7 @@ def test_what_a_failed_save_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert step_of(CheckpointState.load_checkpoint(tmp_path / "c")) == 1
 
 
-def test_data_that_are_missing_do_not_stop_the_next_save(path: Path) -> None:
+def test_data_that_are_missing_do_not_stop_the_next_save(path):
     save(path, 1)
     state = CheckpointState.load_checkpoint(path)
     Path(f"{path}.data").unlink(missing_ok=True)
@@ -287,7 +279,7 @@ def test_data_that_are_missing_do_not_stop_the_next_save(path: Path) -> None:
     assert step_of(CheckpointState.load_checkpoint(path)) == 2
 
 
-def test_both_damaged_is_one_error(path: Path) -> None:
+def test_both_damaged_is_one_error(path):
     save(path, 5)
     save(path, 5)
     for name in {path, Path(f"{path}.previous")}:
@@ -296,7 +288,7 @@ def test_both_damaged_is_one_error(path: Path) -> None:
         CheckpointState.load_checkpoint(path)
 
 
-def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
+def test_nothing_is_kept_unless_asked(tmp_path):
     save(tmp_path / "c", 1, keep=False)
     save(tmp_path / "c", 5, keep=False)
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
@@ -305,7 +297,7 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
         CheckpointState.load_checkpoint(tmp_path / "c")
 
 
-def test_data_move_in_and_out_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_move_in_and_out_of_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 1000)
     sizes = [50, 300, 400, 50, 60, 300, 300, 500, 300, 50]
     for step, size in enumerate(sizes, 1):
@@ -318,7 +310,7 @@ def test_data_move_in_and_out_of_the_file(tmp_path: Path, monkeypatch: pytest.Mo
             assert (tmp_path / "c.previous.data").exists() == external
 
 
-def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_write(path) as stream:
@@ -328,14 +320,14 @@ def test_a_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_mode_follows_the_umask(tmp_path: Path) -> None:
+def test_the_mode_follows_the_umask(tmp_path):
     with atomic_write(tmp_path / "ours") as stream:
         stream.write(b"x")
     (tmp_path / "plain").write_bytes(b"x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -351,13 +343,13 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("path", ["absent/file", "."])
-def test_what_the_system_refuses_is_an_odtpack_error(tmp_path: Path, path: str) -> None:
+def test_what_the_system_refuses_is_an_odtpack_error(tmp_path, path):
     with pytest.raises(OdtpackError), atomic_write(tmp_path / path) as stream:
         stream.write(b"x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_oserror_of_the_block_counts_as_a_refusal(tmp_path: Path) -> None:
+def test_an_oserror_of_the_block_counts_as_a_refusal(tmp_path):
     with refused("file-not-written", "No space left"), atomic_write(tmp_path / "file"):
         raise OSError(28, os.strerror(28))
 
@@ -374,7 +366,7 @@ with atomic_write(sys.argv[1]) as stream:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_a_killed_write_leaves_the_old_file_and_the_next_write_cleans_up(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_the_old_file_and_the_next_write_cleans_up(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     (tmp_path / ".file.notes.tmp").write_bytes(b"not ours")
@@ -390,7 +382,7 @@ def test_a_killed_write_leaves_the_old_file_and_the_next_write_cleans_up(tmp_pat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process ids")
-def test_the_temporary_file_of_a_running_process_stays(tmp_path: Path) -> None:
+def test_the_temporary_file_of_a_running_process_stays(tmp_path):
     path = tmp_path / "file"
     with started(KILLED, path) as process:
         process.stdout.readline()
@@ -415,9 +407,7 @@ while True:
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 @pytest.mark.parametrize("delay_ms", [0, 7, 15])
-def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
-    tmp_path: Path, delay_ms: int
-) -> None:
+def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(tmp_path, delay_ms):
     path = tmp_path / "checkpoint"
     with started(WRITER, path) as process:
         process.stdout.readline()
@@ -431,9 +421,7 @@ def test_a_checkpoint_survives_a_kill_in_the_middle_of_a_save(
     assert value in (done, done + 1)
 
 
-def test_a_signal_while_the_file_is_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_the_file_is_made_leaves_nothing(tmp_path, monkeypatch):
     """Python raises it when the call returns: the file exists, and its descriptor is lost."""
     make = os.open
 
@@ -449,9 +437,7 @@ def test_a_signal_while_the_file_is_made_leaves_nothing(
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def test_a_folder_that_cannot_be_synced_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_synced_is_said(tmp_path, monkeypatch):
     """The new file is in place, and whoever takes it for lost may do harm."""
     (tmp_path / "file").write_bytes(b"old")
     fail = mock.Mock(side_effect=OSError(5, os.strerror(5)))
@@ -465,7 +451,7 @@ def test_a_folder_that_cannot_be_synced_is_said(
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and sockets as files")
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
-def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+def test_what_is_not_a_file_is_not_replaced(tmp_path, kind):
     path = tmp_path / "special"
     if kind == "socket":
         with socket.socket(socket.AF_UNIX) as made:

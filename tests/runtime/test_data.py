@@ -31,7 +31,7 @@ def good(count: int = 5) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
-def test_arrays_come_back(tmp_path: Path, write) -> None:
+def test_arrays_come_back(tmp_path, write):
     arrays = good()
     arrays["input"] = np.asfortranarray(arrays["input"])
     write(tmp_path / "data.npz", extra=np.array([{}], object), **arrays)
@@ -43,7 +43,7 @@ def test_arrays_come_back(tmp_path: Path, write) -> None:
         assert array.dtype == arrays[name].dtype
 
 
-def test_text_and_inputs_of_any_rank(tmp_path: Path) -> None:
+def test_text_and_inputs_of_any_rank(tmp_path):
     path = save(tmp_path / "d.npz", words=np.array(["a", "bc"]), any=np.ones((2, 1, 1)))
     specs = (
         TensorSpec("words", np.dtype(object), ("n",)),
@@ -57,9 +57,7 @@ def test_text_and_inputs_of_any_rank(tmp_path: Path) -> None:
     ("row", "fits"),
     [([0, 0, 1, 1], False), ([1, 0, 1, 1], False), ([1, 1, 0, 0], True), ([0] * 4, True)],
 )
-def test_padding_that_a_mask_would_hide(
-    row: list[int], fits: bool, dtype: str, tmp_path: Path
-) -> None:
+def test_padding_that_a_mask_would_hide(row, fits, dtype, tmp_path):
     mask = np.ones((5, 4), dtype)
     mask[3] = row
     path = save(tmp_path / "d.npz", attention_mask=mask, **good())
@@ -76,7 +74,7 @@ def test_padding_that_a_mask_would_hide(
 
 
 @pytest.mark.parametrize("mask", [np.array(0), np.zeros((2, 2, 2)), np.array([["a", "b"]])])
-def test_a_mask_of_another_kind_is_ignored(mask: np.ndarray, tmp_path: Path) -> None:
+def test_a_mask_of_another_kind_is_ignored(mask, tmp_path):
     assert load_dataset(save(tmp_path / "d.npz", attention_mask=mask, **good()), SPECS)
 
 
@@ -109,9 +107,7 @@ NEGATIVE[0, 1] = -1
     ({"labels": LATE}, "label-out-of-range", r"label 10 at \[2, 3\]"),
     ({"labels": NEGATIVE}, "label-out-of-range", r"label -1 at \[0, 1\]"),
 ])  # fmt: skip
-def test_arrays_that_do_not_fit(
-    tmp_path: Path, change: dict[str, np.ndarray | None], code: str, says: str
-) -> None:
+def test_arrays_that_do_not_fit(tmp_path, change, code, says):
     arrays = {k: v for k, v in {**good(), **change}.items() if v is not None}
     path = save(tmp_path / "data.npz", **arrays)
     with refused(code, f"(?s){says}"):
@@ -136,9 +132,7 @@ GIVEN = "a = IsNaN(x) b = Where(a, missing, x)"
     ],
     ids=["NaN", "mask", "infinity", "negative", "target", "relu", "beside"],
 )
-def test_what_the_model_replaces_may_stay(
-    replaced: str, odd: dict[str, float], says: str | None, tmp_path: Path
-) -> None:
+def test_what_the_model_replaces_may_stay(replaced, odd, says, tmp_path):
     """A model that handles missing values trains on them; what it does not handle is refused."""
     masked = ", float[N, 3] m" if "m)" in replaced else ""
     one, w = np.float32([1, 2, 3]), np.float32([[1], [2], [3]])
@@ -159,7 +153,7 @@ def test_what_the_model_replaces_may_stay(
         package.load_data(path)
 
 
-def test_files_that_are_no_archives(tmp_path: Path) -> None:
+def test_files_that_are_no_archives(tmp_path):
     with refused("data-not-found"):
         load_dataset(tmp_path / "absent.npz", SPECS)
     (tmp_path / "text.npz").write_text("not an archive")
@@ -182,14 +176,14 @@ def npy(array: np.ndarray, *, pickled: bool = False) -> bytes:
     return buffer.getvalue()
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled(tmp_path):
     data = npy(np.array([print], object), pickled=True)
     path = archive(tmp_path / "d.npz", [("input.npy", data)])
     with refused("data-type"):
         load_dataset(path, (TensorSpec("input", np.dtype(object), ("n",)),))
 
 
-def test_sizes_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_sizes_are_checked_before_anything_is_loaded(tmp_path):
     spec = (TensorSpec("input", np.dtype(np.float32), ("n",)),)
     bomb = archive(tmp_path / "bomb.npz", [("input.npy", npy(np.zeros(5_000_000, np.float32)))])
     assert bomb.stat().st_size < 50_000
@@ -205,7 +199,7 @@ def test_sizes_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
             load_dataset(path, spec)
 
 
-def test_odd_archives(tmp_path: Path) -> None:
+def test_odd_archives(tmp_path):
     spec = (TensorSpec("input", np.dtype(np.float32), ("n",)),)
     data = npy(np.zeros(10, np.float32))
     with pytest.warns(UserWarning, match="Duplicate name"):
@@ -228,7 +222,7 @@ def test_odd_archives(tmp_path: Path) -> None:
         load_dataset(tmp_path / "unknown.npz", spec)
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_damaged_archives(tmp_path):
     path = tmp_path / "d.npz"
     np.savez_compressed(path, **good())
     whole = path.read_bytes()

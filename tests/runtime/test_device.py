@@ -76,9 +76,7 @@ class Training:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_trains_saves_and_resumes_as_the_processor(
-    package: Package, device: str, tmp_path: Path
-) -> None:
+def test_trains_saves_and_resumes_as_the_processor(package, device, tmp_path):
     here, there = Training(package, "cpu"), Training(package, device)
     for training in (here, there):
         training.losses = training.steps(2)  # type: ignore[attr-defined]
@@ -102,7 +100,7 @@ def test_trains_saves_and_resumes_as_the_processor(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("step", [False, True])
-def test_what_is_not_finite_changes_nothing(package: Package, device: str, step: bool) -> None:
+def test_what_is_not_finite_changes_nothing(package, device, step):
     training = Training(package, device, step=step)
     training.optimizer.step_on(*BATCH)
     bad = np.where(X[0, 0] == X, np.float32(np.inf), X), BATCH[1]
@@ -120,7 +118,7 @@ def test_what_is_not_finite_changes_nothing(package: Package, device: str, step:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_left_of_a_skipped_step(package: Package, device: str) -> None:
+def test_nothing_is_left_of_a_skipped_step(package, device):
     """Its gradients are zero there as well, for all sessions of the state."""
     training = Training(package, device)
     second = Module(package.training_model, training.state, device=device)
@@ -138,9 +136,7 @@ def test_nothing_is_left_of_a_skipped_step(package: Package, device: str) -> Non
     assert np.array_equal(training.vector(), other.vector())
 
 
-def test_a_wrong_device_is_refused_and_the_operator_named(
-    package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_device_is_refused_and_the_operator_named(package, monkeypatch):
     def wrong(self: Device, model: str | bytes, options: object) -> object:
         proto = onnx.load(model) if isinstance(model, str) else onnx.load_from_string(model)
         for node in proto.graph.node:
@@ -157,7 +153,7 @@ def test_a_wrong_device_is_refused_and_the_operator_named(
     np.testing.assert_array_equal(training.vector(), before)
 
 
-def test_devices_that_are_not_there_and_states_that_live_elsewhere(package: Package) -> None:
+def test_devices_that_are_not_there_and_states_that_live_elsewhere(package):
     with refused("unsupported-device", "abacus"):
         Training(package, "abacus")
     with pytest.MonkeyPatch.context() as patch:
@@ -172,9 +168,7 @@ def test_devices_that_are_not_there_and_states_that_live_elsewhere(package: Pack
 
 
 @pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
-def test_what_a_plug_in_computed_right_is_not_compared_again(
-    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_plug_in_computed_right_is_not_compared_again(package, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compared = []
     real = first_step._compare_step
@@ -188,7 +182,7 @@ def test_what_a_plug_in_computed_right_is_not_compared_again(
 
 @pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
 @pytest.mark.parametrize("network", ["cnn", "decoder"])
-def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
+def test_networks_on_webgpu(network, tmp_path):
     from benchmarks import gpu
 
     folder = package_of(network, "webgpu", tmp_path)
@@ -198,9 +192,7 @@ def test_networks_on_webgpu(network: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("step", [False, True])
-def test_an_overflow_skips_one_step_there(
-    device: str, step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overflow_skips_one_step_there(device, step, tmp_path, monkeypatch):
     """With everything in float32, as the adapter in software has nothing else."""
     monkeypatch.setattr(precision, "narrow", lambda _: False)
     monkeypatch.setitem(precision.STATES, LOSS_SCALE_NAMES[0], np.inf)
@@ -220,7 +212,7 @@ def test_an_overflow_skips_one_step_there(
 
 
 @pytest.mark.parametrize("device", [webgpu])
-def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> None:
+def test_mixed_precision_needs_float16_there(device, tmp_path):
     build_package(
         zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy", runtime="webgpu",
         precision="mixed",
@@ -237,7 +229,7 @@ def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(found, here.steps(2), rtol=1e-2)
 
 
-def test_a_float64_model_has_a_step_model(tmp_path: Path) -> None:
+def test_a_float64_model_has_a_step_model(tmp_path):
     """The provider knows no float64: the models run on the processor."""
     w = np.arange(18.0).reshape(6, 3) / 9
     model = parsed("(double[N, 6] x) => (double[N, 3] y) { y = MatMul(x, w) }", w=w)

@@ -70,9 +70,7 @@ class Training:
 
 @pytest.mark.parametrize("device", ["CPUExecutionProvider", webgpu])
 @pytest.mark.parametrize(("base", "optimizer"), [("int4", "adamw"), ("int8", "sgd"), (None, "sgd")])
-def test_segments_train_there_as_on_the_processor(
-    device: str, base: str | None, optimizer: str, tmp_path: Path
-) -> None:
+def test_segments_train_there_as_on_the_processor(device, base, optimizer, tmp_path):
     package = built(tmp_path, base, optimizer)
     here, there = Training(package, "cpu"), Training(package, device)
     expected = here.gradients()
@@ -90,7 +88,7 @@ def test_segments_train_there_as_on_the_processor(
     np.testing.assert_allclose(resumed.steps(2), here.steps(2), rtol=1e-5)
 
 
-def test_a_wrong_device_is_refused(int8: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_device_is_refused(int8, monkeypatch):
     real = Device.session
 
     def wrong(self: Device, model: str | bytes, options: Any) -> Any:
@@ -108,7 +106,7 @@ def test_a_wrong_device_is_refused(int8: Package, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(training.vector(), before)
 
 
-def test_values_between_segments_stay_there(int8: Package, tmp_path: Path) -> None:
+def test_values_between_segments_stay_there(int8, tmp_path):
     state = CheckpointState.load_checkpoint(int8.checkpoint)
     with refused("unsupported-device", "keep activations in a file"):
         Module(int8.training_model, state, device="CPUExecutionProvider", activations=tmp_path)

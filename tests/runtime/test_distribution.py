@@ -136,7 +136,7 @@ def samples(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return x, labels
 
 
-def test_the_runtime_s_wheel(runtime_wheel: Path) -> None:
+def test_the_runtime_s_wheel(runtime_wheel):
     files, metadata = described(runtime_wheel)
     assert files == modules(ROOT / "runtime" / "odtpack_runtime")
     assert "odtpack_runtime/py.typed" in files
@@ -145,7 +145,7 @@ def test_the_runtime_s_wheel(runtime_wheel: Path) -> None:
     assert metadata["Name"] == "odtpack-runtime"
 
 
-def test_the_versions_are_one(runtime_wheel: Path) -> None:
+def test_the_versions_are_one(runtime_wheel):
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     _, metadata = described(runtime_wheel)
     assert metadata["Version"] == whole["version"]
@@ -155,7 +155,7 @@ def test_the_versions_are_one(runtime_wheel: Path) -> None:
     assert (ROOT / "LICENSE").read_bytes() == (ROOT / "runtime" / "LICENSE").read_bytes()
 
 
-def test_the_runtime_alone_trains(runtime_wheel: Path, tmp_path: Path) -> None:
+def test_the_runtime_alone_trains(runtime_wheel, tmp_path):
     """In an environment that holds nothing but what the runtime's distribution brings."""
     interpreter = environment(tmp_path / "venv")
     before = set(json.loads(python(interpreter, "-c", INSTALLED)))
@@ -191,7 +191,7 @@ def test_the_runtime_alone_trains(runtime_wheel: Path, tmp_path: Path) -> None:
     assert loss < told["losses"][-1]
 
 
-def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
+def test_the_whole_wheel(whole_wheel, runtime_wheel):
     files, metadata = described(whole_wheel)
     assert metadata["Name"] == "odtpack"
     roots = ("packager/odtpack", "runtime/odtpack_simulator")
@@ -211,7 +211,7 @@ def test_the_whole_wheel(whole_wheel: Path, runtime_wheel: Path) -> None:
         assert "odtpack = odtpack.cli:main" in archive.read(entries).decode()
 
 
-def test_links_of_a_readme_work_on_an_index(whole_wheel: Path, runtime_wheel: Path) -> None:
+def test_links_of_a_readme_work_on_an_index(whole_wheel, runtime_wheel):
     for made in (whole_wheel, runtime_wheel):
         targets = re.findall(r'(?:\]\(|src=")([^")]+)', str(described(made)[1].get_payload()))
         address = "https://odtpack.example/raw/main/"
@@ -236,9 +236,7 @@ def interpreter_of(version: str) -> Path:
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.13"])
-def test_both_wheels_train_and_replay(
-    version: str, whole_wheel: Path, runtime_wheel: Path, tmp_path: Path
-) -> None:
+def test_both_wheels_train_and_replay(version, whole_wheel, runtime_wheel, tmp_path):
     """Removing one of them leaves the other one whole."""
     python(interpreter_of(version), "-m", "venv", tmp_path / "venv")
     interpreter = tmp_path / "venv" / "bin" / "python"
@@ -252,7 +250,7 @@ def test_both_wheels_train_and_replay(
     python(interpreter, "-c", TRAIN, tmp_path / "package", tmp_path / "data.npz", tmp_path)
 
 
-def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
+def test_the_demo_works_in_the_source_distribution(tmp_path):
     interpreter = environment(tmp_path / "venv")
     pip(interpreter, "install", "build")
     python(interpreter, "-m", "build", "--sdist", "--outdir", tmp_path, ROOT)
@@ -264,7 +262,7 @@ def test_the_demo_works_in_the_source_distribution(tmp_path: Path) -> None:
     assert (folder / "build/demo/report.html").exists()
 
 
-def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
+def test_the_action_installs_its_own_checkout(tmp_path):
     action = ROOT / "examples/app-builds/github-action"
     text = (action / "action.yml").read_text()
     script = re.search(
@@ -277,7 +275,7 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     assert python(interpreter.with_name("odtpack"), "--version").startswith("odtpack ")
 
 
-def test_an_editable_installation_has_all_import_roots(tmp_path: Path) -> None:
+def test_an_editable_installation_has_all_import_roots(tmp_path):
     interpreter = environment(tmp_path / "venv")
     pip(interpreter, "install", "--no-deps", "-e", ROOT / "runtime", "-e", ROOT)
     code = (

@@ -23,9 +23,7 @@ def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
     return session.run(None, feeds)
 
 
-def test_the_exported_model_has_the_current_parameters(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_the_exported_model_has_the_current_parameters(regression, tmp_path):
     module = regression.module()
     module(X, T)
     Optimizer(regression.sgd, module).step()
@@ -44,7 +42,7 @@ def test_the_exported_model_has_the_current_parameters(
     assert path.read_bytes() == before
 
 
-def test_any_value_can_be_an_output(regression: models.Files, tmp_path: Path) -> None:
+def test_any_value_can_be_an_output(regression, tmp_path):
     module = regression.module()
     parameters = module.state.parameters
     path = tmp_path / "inference.onnx"
@@ -79,7 +77,7 @@ evaluation (float[batch, 3] input, float[batch, 2] target, float[3, 2] W, float[
 }}"""
 
 
-def test_values_that_a_subgraph_reads_are_kept(regression: models.Files, tmp_path: Path) -> None:
+def test_values_that_a_subgraph_reads_are_kept(regression, tmp_path):
     evaluation = models.write(tmp_path, "control.onnx", CONTROL_FLOW)
     module = Module(regression.training, regression.state(), evaluation)
     path = tmp_path / "inference.onnx"
@@ -90,7 +88,7 @@ def test_values_that_a_subgraph_reads_are_kept(regression: models.Files, tmp_pat
         assert np.array_equal(prediction, module.eval()(sign * X, T)[1])
 
 
-def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_path: Path) -> None:
+def test_values_of_unknown_type_can_be_outputs(regression, tmp_path):
     text = models.REGRESSION_EVAL.replace(
         "product = MatMul(scaled, W)",
         "activated = com.microsoft.QuickGelu(scaled)\n    product = MatMul(activated, W)",
@@ -110,9 +108,7 @@ def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_pat
     (["input"], UnknownNameError), (["W"], UnknownNameError), ([], OdtpackError),
     (["prediction", "prediction"], OdtpackError), ("prediction", TypeError), ([1], TypeError),
 ])  # fmt: skip
-def test_names_that_cannot_be_outputs(
-    regression: models.Files, tmp_path: Path, names: list[str], kind: type[Exception]
-) -> None:
+def test_names_that_cannot_be_outputs(regression, tmp_path, names, kind):
     with pytest.raises(kind):
         regression.module().export_model_for_inferencing(tmp_path / "inference.onnx", names)
     assert not (tmp_path / "inference.onnx").exists()
@@ -120,9 +116,7 @@ def test_names_that_cannot_be_outputs(
 
 @pytest.mark.parametrize("source", ["onnx", "ort"])
 @pytest.mark.parametrize("destination", ["onnx", "ort"])
-def test_from_and_to_ort_format(
-    regression: models.Files, tmp_path: Path, source: str, destination: str
-) -> None:
+def test_from_and_to_ort_format(regression, tmp_path, source, destination):
     evaluation = regression.evaluation
     if source == "ort":
         evaluation = models.to_ort(evaluation, tmp_path / "eval.ort")
@@ -142,16 +136,14 @@ def test_from_and_to_ort_format(
         assert [entry.domain for entry in model.opset_import] == [""]
 
 
-def test_a_value_that_the_conversion_to_ort_format_dropped(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_a_value_that_the_conversion_to_ort_format_dropped(regression, tmp_path):
     evaluation = models.to_ort(regression.evaluation, tmp_path / "e.ort")
     module = Module(regression.training, regression.state(), evaluation)
     with refused("unknown-output", "prediction", kind=UnknownNameError):
         module.export_model_for_inferencing(tmp_path / "inference.onnx", ["product"])
 
 
-def test_an_evaluation_model_that_is_damaged(regression: models.Files, tmp_path: Path) -> None:
+def test_an_evaluation_model_that_is_damaged(regression, tmp_path):
     path = models.to_ort(regression.evaluation, tmp_path / "eval.ort")
     module = Module(regression.training, regression.state(), path)
     for content in (path.read_bytes()[:64], b"not a model at all"):
@@ -161,7 +153,7 @@ def test_an_evaluation_model_that_is_damaged(regression: models.Files, tmp_path:
         assert not (tmp_path / "inference.onnx").exists()
 
 
-def test_evaluation_models_that_are_mutated(regression: models.Files, tmp_path: Path) -> None:
+def test_evaluation_models_that_are_mutated(regression, tmp_path):
     """Whatever stands in the file, it is exported or there is one clear error."""
     module = regression.module()
     whole = regression.evaluation.read_bytes()
@@ -183,9 +175,7 @@ def test_evaluation_models_that_are_mutated(regression: models.Files, tmp_path: 
     assert min(codes.values()) >= 5
 
 
-def test_a_model_that_is_too_large(
-    regression: models.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_too_large(regression, tmp_path, monkeypatch):
     monkeypatch.setattr(export_module, "MAX_MODEL_SIZE", 100)
     with refused("model-too-large"):
         regression.module().export_model_for_inferencing(tmp_path / "m.onnx", ["prediction"])
@@ -202,7 +192,7 @@ module.export_model_for_inferencing(f"{folder}/inference.onnx", ["prediction", "
 """
 
 
-def test_without_the_onnx_package(regression: models.Files) -> None:
+def test_without_the_onnx_package(regression):
     ran(sys.executable, "-W", "error", "-c", WITHOUT_ONNX, regression.folder)
     path = regression.folder / "inference.onnx"
     onnx.checker.check_model(onnx.load(path), full_check=True)

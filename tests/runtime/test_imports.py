@@ -30,7 +30,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in allowed})))
 """
 
 
-def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only() -> None:
+def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only():
     done = ran(sys.executable, "-W", "error", "-c", PROBE)
     assert done.stderr == ""
     added, everything, allowed = (json.loads(line) for line in done.stdout.splitlines())
@@ -41,7 +41,7 @@ def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only() -> None:
     assert not inside & {"simulator", "reports", "export", "data"}
 
 
-def test_a_package_opens_and_trains_without_them(tmp_path: Path) -> None:
+def test_a_package_opens_and_trains_without_them(tmp_path):
     """Whole: manifest, training, export and self-check where nothing of them can be imported."""
     build_package(zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy")
     code = (
@@ -69,7 +69,7 @@ def test_a_package_opens_and_trains_without_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one, other)
 
 
-def test_forbidden_modules_are_not_imported_at_all() -> None:
+def test_forbidden_modules_are_not_imported_at_all():
     code = (
         "import sys, odtpack_runtime, odtpack_runtime.training.loop\n"
         "import odtpack_runtime.export.inference_model\n"
@@ -79,7 +79,7 @@ def test_forbidden_modules_are_not_imported_at_all() -> None:
     assert ran(sys.executable, "-W", "error", "-c", code).stdout == "[]\n"
 
 
-def test_what_ships_imports_nothing_of_the_repository_besides() -> None:
+def test_what_ships_imports_nothing_of_the_repository_besides():
     """A wheel has neither the tests' networks nor the benchmarks."""
     root = Path(__file__).parents[2]
     files = [path for name in ("packager", "runtime") for path in (root / name).rglob("*.py")]

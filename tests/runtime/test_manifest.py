@@ -56,7 +56,7 @@ def package(regression: models.Files) -> Path:
     return regression.folder
 
 
-def test_a_package_opens(package: Path) -> None:
+def test_a_package_opens(package):
     opened = Package.open(package)
     assert opened.path == package.resolve()
     for role, name in ROLES.items():
@@ -70,7 +70,7 @@ def test_a_package_opens(package: Path) -> None:
     assert Package.open(os.path.relpath(package)) == opened
 
 
-def test_the_text_of_a_manifest_comes_back(package: Path) -> None:
+def test_the_text_of_a_manifest_comes_back(package):
     manifest = Package.open(package).manifest
     text = manifest.to_json()
     assert Manifest.from_json(text.encode(), "m") == manifest.sealed()
@@ -78,7 +78,7 @@ def test_the_text_of_a_manifest_comes_back(package: Path) -> None:
     assert json.loads(text) == describe(package) | {"digest": manifest.sealed().digest}
 
 
-def test_a_digest_tells_damage(package: Path) -> None:
+def test_a_digest_tells_damage(package):
     text = Package.open(package).manifest.to_json()
     shuffled = json.dumps(dict(reversed(json.loads(text).items())))
     assert Manifest.from_json(shuffled.encode(), "m").to_json() == text
@@ -86,7 +86,7 @@ def test_a_digest_tells_damage(package: Path) -> None:
         Manifest.from_json(text.replace('"onnx": "1.23.2"', '"onnx": "1.23.3"').encode(), "m")
 
 
-def test_sgd_and_prefixes(package: Path) -> None:
+def test_sgd_and_prefixes(package):
     for name in ROLES.values():
         (package / name).rename(package / f"digits_{name}")
     (package / "manifest.json").unlink()
@@ -165,9 +165,9 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
 ])  # fmt: skip
 def test_packages_that_are_wrong(
-    package: Path, tmp_path_factory: pytest.TempPathFactory,
-    change: Callable[[dict[str, Any]], None], code: str, says: str,
-) -> None:  # fmt: skip
+    package, tmp_path_factory,
+    change, code, says,
+):  # fmt: skip
     outside = tmp_path_factory.mktemp("outside")
     (outside / "checkpoint").write_bytes((package / "checkpoint").read_bytes())
     (package / "link").symlink_to("checkpoint")
@@ -182,24 +182,24 @@ def test_packages_that_are_wrong(
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"schema_version": 1}']
 )
-def test_texts_that_are_no_manifests(package: Path, data: bytes) -> None:
+def test_texts_that_are_no_manifests(package, data):
     (package / "manifest.json").write_bytes(data)
     with refused("manifest-invalid"):
         Package.open(package)
 
 
-def test_folders_that_are_no_packages(tmp_path: Path) -> None:
+def test_folders_that_are_no_packages(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with refused("package-not-found"):
             Package.open(path)
 
 
-def test_a_package_behind_a_link_opens(package: Path, tmp_path: Path) -> None:
+def test_a_package_behind_a_link_opens(package, tmp_path):
     (tmp_path / "alias").symlink_to(package)
     assert Package.open(tmp_path / "alias").path == package.resolve()
 
 
-def test_a_nominal_checkpoint_is_checked_like_the_others(package: Path) -> None:
+def test_a_nominal_checkpoint_is_checked_like_the_others(package):
     assert Package.open(package).nominal_checkpoint is None
     (package / "nominal").write_bytes(b"ODTC")
     content = describe(package)
@@ -214,9 +214,7 @@ def test_a_nominal_checkpoint_is_checked_like_the_others(package: Path) -> None:
 
 @pytest.mark.parametrize(("depth", "code"), [(60, None), (70, "manifest-invalid"),
                                              (900, "manifest-invalid")])  # fmt: skip
-def test_options_of_a_loss_that_are_nested_deep(
-    regression: models.Files, depth: int, code: str | None
-) -> None:
+def test_options_of_a_loss_that_are_nested_deep(regression, depth, code):
     text = json.dumps(describe(regression.folder) | {"loss_options": {"deep": "NEST"}})
     text = text.replace('"NEST"', "[" * depth + "]" * depth)
     if code is None:
@@ -251,7 +249,7 @@ def read(inputs: list[Node], outputs: list[Node]) -> GraphSignature:
     return GraphSignature.read("model.onnx", nodes[0], nodes[1], TRAINABLE, FROZEN)
 
 
-def test_a_graph_that_keeps_the_contract() -> None:
+def test_a_graph_that_keeps_the_contract():
     signature = read(INPUTS, OUTPUTS)
     assert signature.inputs == (TensorSpec("x", np.dtype(np.float32), ("batch", 2)),)
     assert signature.parameters == ("w", "s")
@@ -260,7 +258,7 @@ def test_a_graph_that_keeps_the_contract() -> None:
     assert signature.updates == ("s",)
 
 
-def test_names_that_only_look_like_roles_are_the_users() -> None:
+def test_names_that_only_look_like_roles_are_the_users():
     extra: list[Node] = [
         ("y.update.out", "tensor(float)", [3]),
         ("s_grad.accumulation.out", "tensor(float)", [3]),
@@ -296,20 +294,20 @@ def _with(nodes: list[Node], index: int, node: Node | None) -> list[Node]:
      r"'x' is a seq\(tensor\(float\)\)"),
     (_with(INPUTS, 0, ("x", "tensor(bfloat16)", [])), OUTPUTS, "numpy cannot hold"),
 ])  # fmt: skip
-def test_graphs_that_break_the_contract(inputs: list[Node], outputs: list[Node], says: str) -> None:
+def test_graphs_that_break_the_contract(inputs, outputs, says):
     with pytest.raises(OdtpackError, match=says) as caught:
         read(inputs, outputs)
     assert caught.value.code in ("model-mismatch", "unsupported-type")
     assert caught.value.where == "model.onnx"
 
 
-def test_specs_as_text() -> None:
+def test_specs_as_text():
     assert str(TensorSpec("x", np.dtype(np.int64), (None, "n", 3))) == "int64[?, n, 3]"
     assert str(TensorSpec("x", np.dtype(object), ("n",))) == "text[n]"
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 2, 2)])
-def test_labels_of_any_shape(shape: tuple[int, ...]) -> None:
+def test_labels_of_any_shape(shape):
     labels = np.array([0, 1, 5, 1]).reshape(shape)
     check_labels(labels, 6)
     with pytest.raises(OdtpackError, match="label 5 at") as caught:
@@ -353,7 +351,7 @@ GOOD = {
 }  # fmt: skip
 
 
-def test_what_is_read_comes_back() -> None:
+def test_what_is_read_comes_back():
     drawing = Drawing.read(GOOD)
     assert drawing.shapes == (Square(kind="square", side=2.0), Circle(kind="circle", radius=3))
     assert type(drawing.shapes[0].side) is float
@@ -388,7 +386,7 @@ def test_what_is_read_comes_back() -> None:
     ({"about": {"x": float("nan")}}, r"about\.x: it must be a finite number"),
     ({"about": {"x": ["\ud800"]}}, r"about\.x\[0\]: it holds characters"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_is_named(change, says):
     with pytest.raises(InvalidRecordError) as caught:
         Drawing.read(GOOD | change)
     assert re.search(says, str(caught.value)), str(caught.value)
@@ -405,6 +403,6 @@ def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
     (b"[" * 100_000, "nests too deeply"),
     (b"1" * 5000, "not JSON"),
 ])  # fmt: skip
-def test_texts_that_are_not_json(text: bytes, says: str) -> None:
+def test_texts_that_are_not_json(text, says):
     with pytest.raises(InvalidRecordError, match=says):
         parse_json(text)

@@ -50,7 +50,7 @@ def assert_gradient_of(state: CheckpointState, x: np.ndarray, t: np.ndarray) -> 
     np.testing.assert_allclose(state.parameters["W"].grad, wanted, rtol=1e-5)
 
 
-def test_loss_and_gradients(regression: models.Files) -> None:
+def test_loss_and_gradients(regression):
     module, state = open_module(regression)
     loss, dW, db = oracle(state).forward(X, T)
     result = module(X, T)
@@ -62,7 +62,7 @@ def test_loss_and_gradients(regression: models.Files) -> None:
     np.testing.assert_allclose(state.parameters["b"].grad, db, rtol=1e-5)
 
 
-def test_gradients_accumulate_until_reset(regression: models.Files) -> None:
+def test_gradients_accumulate_until_reset(regression):
     module, state = open_module(regression)
     (x1, t1), (x2, t2), (x3, t3) = batches(3)
     reference = oracle(state)
@@ -79,7 +79,7 @@ def test_gradients_accumulate_until_reset(regression: models.Files) -> None:
     np.testing.assert_allclose(gradient, third + first, rtol=1e-5)
 
 
-def test_a_reset_forgets_even_nan(regression: models.Files) -> None:
+def test_a_reset_forgets_even_nan(regression):
     module, state = open_module(regression)
     module(X, T)
     state.parameters["W"].grad[:] = np.nan  # as an app may write
@@ -88,7 +88,7 @@ def test_a_reset_forgets_even_nan(regression: models.Files) -> None:
     assert_gradient_of(state, X, T)
 
 
-def test_a_reset_is_kept_through_evaluation_and_refused_input(regression: models.Files) -> None:
+def test_a_reset_is_kept_through_evaluation_and_refused_input(regression):
     module, state = open_module(regression)
     module(X, T)
     module.lazy_reset_grad()
@@ -106,7 +106,7 @@ def labelled(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((size, 4)).astype(np.float32), rng.integers(0, 3, size)
 
 
-def test_results_belong_to_the_caller(classifier: models.Files) -> None:
+def test_results_belong_to_the_caller(classifier):
     module, _ = open_module(classifier)
     kept = []
     for seed, size in enumerate((4, 4, 7, 2, 4)):
@@ -119,7 +119,7 @@ def test_results_belong_to_the_caller(classifier: models.Files) -> None:
     assert len({float(loss) for loss, *_ in kept}) == 5
 
 
-def test_cross_entropy_step(classifier: models.Files) -> None:
+def test_cross_entropy_step(classifier):
     module, state = open_module(classifier)
     x, labels = labelled(1, 6)
     logits = x.astype(np.float64) @ state.parameters["W"].data
@@ -131,7 +131,7 @@ def test_cross_entropy_step(classifier: models.Files) -> None:
     np.testing.assert_allclose(state.parameters["W"].grad, x.T @ p / 6, rtol=1e-4, atol=1e-6)
 
 
-def test_state_is_updated_in_training_only(regression: models.Files) -> None:
+def test_state_is_updated_in_training_only(regression):
     module, state = open_module(regression)
     mean = state.parameters["mean"].data
     expected = np.zeros(3)
@@ -144,7 +144,7 @@ def test_state_is_updated_in_training_only(regression: models.Files) -> None:
         np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_evaluation_sees_the_current_parameters(regression: models.Files) -> None:
+def test_evaluation_sees_the_current_parameters(regression):
     module, state = open_module(regression)
     state.parameters["W"].data[...] = 0
     state.parameters["b"].data = np.float32([1, 2])
@@ -155,7 +155,7 @@ def test_evaluation_sees_the_current_parameters(regression: models.Files) -> Non
     assert not state.parameters["W"].grad.any()
 
 
-def test_modes_and_names(regression: models.Files) -> None:
+def test_modes_and_names(regression):
     module, _ = open_module(regression)
     assert module.training
     assert module.input_names() == ["input", "target"]
@@ -169,7 +169,7 @@ def test_modes_and_names(regression: models.Files) -> None:
     assert list(map(str, module.input_specs())) == ["float32[batch, 3]", "float32[batch, 2]"]
 
 
-def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
+def test_ortvalues_in_ortvalues_out(classifier):
     module, state = open_module(classifier)
     as_value = onnxruntime.OrtValue.ortvalue_from_numpy
     x, labels = labelled(1, 6)
@@ -188,7 +188,7 @@ def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
     assert np.array_equal(module(as_value(x), labels)[0], expected[0])
 
 
-def test_lists_and_views_are_taken(regression: models.Files) -> None:
+def test_lists_and_views_are_taken(regression):
     module, _ = open_module(regression)
     expected = module(X, T)
     assert module(X.tolist(), T.tolist()) == expected
@@ -198,7 +198,7 @@ def test_lists_and_views_are_taken(regression: models.Files) -> None:
     assert module([[1, 0, 0]], [[0, 0]]).shape == ()  # integers become floats
 
 
-def test_an_array_that_changes_in_place_is_read_again(regression: models.Files) -> None:
+def test_an_array_that_changes_in_place_is_read_again(regression):
     module, state = open_module(regression)
     (x, t), (x2, t2) = batches(2)
     reference = oracle(state)
@@ -207,7 +207,7 @@ def test_an_array_that_changes_in_place_is_read_again(regression: models.Files) 
     np.testing.assert_allclose(module(x, t), reference.forward(x2, t2)[0], rtol=1e-6)
 
 
-def test_two_modules_share_a_state(regression: models.Files) -> None:
+def test_two_modules_share_a_state(regression):
     module, state = open_module(regression)
     first = module(X, T)
     accumulated = state.parameters["W"].grad.copy()
@@ -217,7 +217,7 @@ def test_two_modules_share_a_state(regression: models.Files) -> None:
     assert other(X, T) == module(X, T) != first
 
 
-def test_flat_copies(regression: models.Files) -> None:
+def test_flat_copies(regression):
     module, state = open_module(regression)
     assert module.get_parameters_size() == 8
     assert module.get_parameters_size(trainable_only=False) == 14
@@ -241,9 +241,7 @@ def test_flat_copies(regression: models.Files) -> None:
     assert np.array_equal(module.get_contiguous_parameters().numpy(), everything.numpy())
 
 
-def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
-    regression: models.Files,
-) -> None:
+def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(regression):
     """A view that borrowed memory would read what the next copies left there."""
     module = regression.alone()
     expected = module.get_contiguous_parameters().numpy().copy()
@@ -256,7 +254,7 @@ def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
     (np.zeros(7, np.float32), "buffer-size"), (np.zeros(14, np.float32), "buffer-size"),
     (np.zeros(8), "buffer-type"), ([0.0] * 8, "buffer-type"),
 ])  # fmt: skip
-def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code: str) -> None:
+def test_buffers_that_do_not_fit(regression, buffer, code):
     module, state = open_module(regression)
     before = state.parameters["W"].data.copy()
     with refused(code):
@@ -264,7 +262,7 @@ def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code:
     assert np.array_equal(state.parameters["W"].data, before)
 
 
-def test_session_options_reach_the_sessions(regression: models.Files, tmp_path: Path) -> None:
+def test_session_options_reach_the_sessions(regression, tmp_path):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
@@ -273,7 +271,7 @@ def test_session_options_reach_the_sessions(regression: models.Files, tmp_path: 
     assert np.isfinite(module(X, T))
 
 
-def test_a_model_without_trainable_parameters_computes_the_loss(regression: models.Files) -> None:
+def test_a_model_without_trainable_parameters_computes_the_loss(regression):
     data = regression.state().snapshot(False)
     data.frozen |= data.trainable
     data.trainable = {}
@@ -300,7 +298,7 @@ training (string[batch] words, float[batch] target, float[1] W, float[1] W_grad_
 }}""".replace('"" : 17', '"" : 19')
 
 
-def test_text_inputs(tmp_path: Path) -> None:
+def test_text_inputs(tmp_path):
     training = models.write(tmp_path, "training_model.onnx", TEXT)
     state = CheckpointState(CheckpointData({"W": np.float32([2])}, {}))
     module = Module(training, state)
@@ -330,9 +328,7 @@ def write(path: Path, **metadata: str) -> Path:
 
 
 @pytest.mark.parametrize(("text", "level"), [("extended", _EXTENDED), ("all", _ALL), ("?", _ALL)])
-def test_the_recorded_level_is_taken(
-    tmp_path: Path, text: str, level: onnxruntime.GraphOptimizationLevel
-) -> None:
+def test_the_recorded_level_is_taken(tmp_path, text, level):
     metadata = {"other": "x" * 200, "odtpack.optimization_level": text}
     options = default_session_options(write(tmp_path / "m.onnx", **metadata), threads=3)
     assert options.graph_optimization_level == level
@@ -340,7 +336,7 @@ def test_the_recorded_level_is_taken(
     assert not options.enable_mem_pattern
 
 
-def test_threads_rest_between_runs(tmp_path: Path) -> None:
+def test_threads_rest_between_runs(tmp_path):
     """Threads that spin take the cores from the training's other session."""
     key = "session.force_spinning_stop"
     assert default_session_options(write(tmp_path / "m.onnx")).get_session_config_entry(key) == "1"
@@ -348,7 +344,7 @@ def test_threads_rest_between_runs(tmp_path: Path) -> None:
         onnxruntime.SessionOptions().get_session_config_entry(key)
 
 
-def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
+def test_the_manifest_beside_the_model_says_it(tmp_path):
     path = write(tmp_path / "a_training_model.onnx", **{"odtpack.optimization_level": "all"})
     session = {
         "optimization_level": "disabled", "memory_pattern": True, "arena": False,
@@ -386,7 +382,7 @@ def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
     assert default_session_options(path).graph_optimization_level == _ALL
 
 
-def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
+def test_damaged_files_give_the_defaults(tmp_path):
     path = write(tmp_path / "m.onnx", **{"odtpack.optimization_level": "extended"})
     whole = path.read_bytes()
     dice = random.Random(0)
@@ -417,7 +413,7 @@ def loss(batch: list[np.ndarray], at: dict[str, np.ndarray]) -> float:
     return float(np.mean((x * at["scale"] @ at["W"] + at["b"] - target) ** 2))
 
 
-def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.Files) -> None:
+def test_a_step_follows_the_sum_of_its_batches_gradients(regression):
     module, state = open_module(regression)
     optimizer = Optimizer(regression.sgd, module)
     before, fed, seen = values(state), chunks(4, 3), []
@@ -440,7 +436,7 @@ def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.File
     np.testing.assert_allclose(train_step(module, optimizer, fed[:1]), loss(fed[0], after), 1e-5)
 
 
-def test_an_evaluation_weights_batches_by_their_samples(regression: models.Files) -> None:
+def test_an_evaluation_weights_batches_by_their_samples(regression):
     module, state = open_module(regression)
     fed = chunks(4, 1)
     found = evaluate(module, fed)
@@ -455,7 +451,7 @@ def test_an_evaluation_weights_batches_by_their_samples(regression: models.Files
     assert not module.training
 
 
-def test_right_labels_are_counted_without_the_ignored_ones() -> None:
+def test_right_labels_are_counted_without_the_ignored_ones():
     scores = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     labels = np.array([1, 1, -1, 0])
     for ignored, total in ((-1, 3), (None, 4)):
@@ -463,7 +459,7 @@ def test_right_labels_are_counted_without_the_ignored_ones() -> None:
         assert (named.tolist(), len(counted)) == ([1, 0], total)
 
 
-def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> None:
+def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path):
     """A save would have the other's moments and step count."""
     state, module, optimizer = built_training(zoo.mlp((6, 5, 3)), tmp_path / "package")
     batch = np.ones((2, 6), np.float32), np.array([0, 1])
@@ -486,7 +482,7 @@ def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> N
     assert again.step_count == 3
 
 
-def test_one_batch_is_no_step_of_several(tmp_path: Path) -> None:
+def test_one_batch_is_no_step_of_several(tmp_path):
     """It would move a fourth of the way, as each gradient is divided by the number of batches."""
     said: list[str] = []
     build_package(

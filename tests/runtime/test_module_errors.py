@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,9 +33,7 @@ X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)
     (("text", T), "input-type", "'input'"),
     ((None, T), "input-type", "'input'"),
 ])  # fmt: skip
-def test_inputs_that_do_not_fit(
-    regression: models.Files, inputs: tuple[object, ...], code: str, says: str
-) -> None:
+def test_inputs_that_do_not_fit(regression, inputs, code, says):
     module = regression.alone()
     for _ in range(2):
         with refused(code, says):
@@ -45,7 +42,7 @@ def test_inputs_that_do_not_fit(
 
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [2**40, 0], [0, -(2**63)]])
-def test_labels_out_of_range(classifier: models.Files, labels: list[int]) -> None:
+def test_labels_out_of_range(classifier, labels):
     module = classifier.alone()
     x = np.zeros((2, 4), np.float32)
     wrong = next(label for label in labels if not 0 <= label < 3)
@@ -56,7 +53,7 @@ def test_labels_out_of_range(classifier: models.Files, labels: list[int]) -> Non
 
 
 @pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids", "position_ids"])
-def test_numbers_of_tokens_are_not_negative(name: str) -> None:
+def test_numbers_of_tokens_are_not_negative(name):
     """Gather would take them from the end of its table; of positions that may be meant."""
     inputs = UserInputs([TensorSpec(name, np.dtype(np.int64), (None, 3))], [], None)
     assert inputs.arrays([np.arange(6).reshape(2, 3)]) is not None
@@ -68,7 +65,7 @@ def test_numbers_of_tokens_are_not_negative(name: str) -> None:
         inputs.arrays([wrong])
 
 
-def test_one_label_may_be_ignored(tmp_path: Path) -> None:
+def test_one_label_may_be_ignored(tmp_path):
     metadata = {"odtpack.class_count": "3", "odtpack.ignore_index": "-100"}
     module = models.classifier(tmp_path, metadata).alone()
     x = np.zeros((2, 4), np.float32)
@@ -77,19 +74,19 @@ def test_one_label_may_be_ignored(tmp_path: Path) -> None:
         module(x, np.array([-100, -1]))
 
 
-def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path):
     module = models.classifier(tmp_path, {}).alone()
     loss, _ = module(np.zeros((1, 4), np.float32), np.array([7]))
     assert loss == 0
 
 
-def test_metadata_that_are_no_number(tmp_path: Path) -> None:
+def test_metadata_that_are_no_number(tmp_path):
     files = models.classifier(tmp_path, {"odtpack.class_count": "many"})
     with pytest.raises(OdtpackError, match=r"odtpack\.class_count = 'many'"):
         files.alone()
 
 
-def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) -> None:
+def test_evaluation_without_a_model(regression, tmp_path):
     module = regression.alone()
     module.eval()
     for use in (
@@ -103,14 +100,14 @@ def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) ->
     module(X, T)
 
 
-def test_devices(regression: models.Files) -> None:
+def test_devices(regression):
     state = regression.state()
     with pytest.raises(OdtpackError, match="cuda"):
         Module(regression.training, state, device="cuda")
     Module(regression.training, state, device="cpu")
 
 
-def test_files_that_are_no_models(regression: models.Files, tmp_path: Path) -> None:
+def test_files_that_are_no_models(regression, tmp_path):
     state = regression.state()
     (tmp_path / "text.onnx").write_text("this is not a model")
     for path, code in [
@@ -152,9 +149,7 @@ CHANGES: dict[str, tuple[Callable[[CheckpointData], object], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_models_and_checkpoints_that_do_not_go_together(
-    regression: models.Files, change: str
-) -> None:
+def test_models_and_checkpoints_that_do_not_go_together(regression, change):
     act, says = CHANGES[change]
     data = regression.state().snapshot(False)
     act(data)
@@ -162,13 +157,13 @@ def test_models_and_checkpoints_that_do_not_go_together(
         regression.module(CheckpointState(data))
 
 
-def test_a_training_model_is_no_evaluation_model(regression: models.Files) -> None:
+def test_a_training_model_is_no_evaluation_model(regression):
     state = regression.state()
     with pytest.raises(OdtpackError, match="computes no gradients"):
         Module(regression.training, state, regression.training)
 
 
-def test_all_trainable_parameters_have_one_type(regression: models.Files) -> None:
+def test_all_trainable_parameters_have_one_type(regression):
     text = models.REGRESSION_TRAINING
     for old, new in (
         ("float[2] b,", "double[2] b_double,"),
@@ -192,7 +187,7 @@ SWAPPED = (
 )  # fmt: skip
 
 
-def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -> None:
+def test_a_state_keeps_the_order_of_its_first_module(regression):
     state = regression.state()
     first = Module(regression.training, state)
     other = regression.changed(*SWAPPED)
@@ -202,9 +197,7 @@ def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -
     assert first.flat is not None
 
 
-def test_what_cannot_be_trained_leaves_a_state_for_another_package(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trained_leaves_a_state_for_another_package(regression, tmp_path):
     """An Optimizer that cannot be made, also on a Module that is gone, has placed nothing."""
     state = regression.state()
     optimizer = Optimizer(regression.sgd, Module(regression.training, state))
@@ -244,9 +237,7 @@ def test_what_cannot_be_trained_leaves_a_state_for_another_package(
             Module(regression.training, state)
 
 
-def test_a_row_that_a_table_does_not_have_is_named(
-    regression: models.Files, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_row_that_a_table_does_not_have_is_named(regression, capfd):
     more = "last = Constant<value_int = 3>() beyond = Gather(scale, last) more = Mul(scale, beyond)"
     path = regression.changed("scaled = Mul(input, scale)", f"{more} scaled = Mul(input, more)")
     module = Module(path, regression.state())
@@ -255,7 +246,7 @@ def test_a_row_that_a_table_does_not_have_is_named(
     capfd.readouterr()  # ONNX Runtime's own log
 
 
-def test_a_run_that_fails_says_so(regression: models.Files, capfd: pytest.CaptureFixture) -> None:
+def test_a_run_that_fails_says_so(regression, capfd):
     # The model claims a free batch and then reshapes to five rows.
     reshape = "five = Constant<value_ints = [5, 3]>() fixed = Reshape(input, five)"
     path = regression.changed("scaled = Mul(input,", f"{reshape} scaled = Mul(fixed,")

@@ -82,7 +82,7 @@ def random_nodes(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 @example(0)
-def test_programs_compute_what_their_bodies_do(seed: int) -> None:
+def test_programs_compute_what_their_bodies_do(seed):
     """Random programs on random shapes, with inputs that repeat along some axes."""
     random = np.random.default_rng(seed)
     dims = tuple(
@@ -126,7 +126,7 @@ OPTIMIZERS = [
 @pytest.mark.kernels
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
 @pytest.mark.parametrize("length", [0, 1, 511, 513, 100_003])
-def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> None:
+def test_updates_compute_what_their_bodies_do(optimizer, length):
     """A single node of each, which also runs apart from ONNX Runtime."""
     wrapped = ir.to_proto(wrapping.wrap(optimizer_model(optimizer, native_library.OPSET)))
     call = next(node for node in wrapped.graph.node if node.domain == DOMAIN)
@@ -145,7 +145,7 @@ def test_updates_compute_what_their_bodies_do(optimizer: Any, length: int) -> No
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=case_name)
-def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any) -> None:
+def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer):
     """Each vector is bound as input and output; three steps, of lengths around those of blocks."""
     plain = optimizer_model(optimizer, native_library.OPSET)
     model = ir.to_proto(wrapping.wrap(plain))
@@ -182,7 +182,7 @@ def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any)
 @pytest.mark.kernels
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-3, 40), max_size=24), st.integers(1, 3))
-def test_a_program_that_is_not_valid_is_refused(program: list[int], outputs: int) -> None:
+def test_a_program_that_is_not_valid_is_refused(program, outputs):
     """Whatever stands in the attribute, the library answers, with an error or with a result."""
     names = [f"o{index}" for index in range(outputs)]
     nodes = [onnx.helper.make_node("Neg", ["a"], [name]) for name in names]
@@ -208,7 +208,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return folders
 
 
-def test_a_stranger_s_native_package_is_verified(packages: dict[bool, Path]) -> None:
+def test_a_stranger_s_native_package_is_verified(packages):
     """With the limits for strangers, its models are held against their bodies."""
     assert verify_package(packages[True], limits=Limits()).steps
 
@@ -231,9 +231,7 @@ def options_for(folder: Path) -> onnxruntime.SessionOptions:
     return default_session_options(folder / "training_model.onnx", 1)
 
 
-def test_a_package_trains_alike_with_kernels_without_and_plain(
-    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_package_trains_alike_with_kernels_without_and_plain(packages, monkeypatch, tmp_path):
     """The kernels are taken where they are not turned off, by a variable or an option."""
     monkeypatch.setenv(VARIABLE, "0")
     wanted = trained(packages[False], options_for(packages[False]))
@@ -252,7 +250,7 @@ def test_a_package_trains_alike_with_kernels_without_and_plain(
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_plan_is_that_of_the_bodies(packages: dict[bool, Path]) -> None:
+def test_a_plan_is_that_of_the_bodies(packages):
     """With the library or without, a native package is planned as the plain one."""
     sizes = {"input": (16, 784), "labels": (16,)}
     plain, native = (plan_memory(Package.open(packages[each]), sizes) for each in (False, True))
@@ -264,9 +262,7 @@ def test_a_plan_is_that_of_the_bodies(packages: dict[bool, Path]) -> None:
     assert abs(names) < 5000
 
 
-def test_a_library_that_cannot_be_registered_is_said_once(
-    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_that_cannot_be_registered_is_said_once(packages, monkeypatch, tmp_path):
     """A file that is no library: one warning, and the training goes on."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "broken.so"))
     (tmp_path / "broken.so").write_bytes(b"not a library")
@@ -277,9 +273,7 @@ def test_a_library_that_cannot_be_registered_is_said_once(
     assert len([each for each in caught if "Native kernels are not used" in str(each.message)]) == 1
 
 
-def test_the_self_check_compares_kernels_with_their_bodies(
-    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_self_check_compares_kernels_with_their_bodies(packages, monkeypatch, tmp_path):
     package = Package.open(packages[True])
     assert package.step_model is not None
     model = onnx.load(package.step_model)
@@ -302,7 +296,7 @@ def test_the_self_check_compares_kernels_with_their_bodies(
 
 
 @pytest.mark.parametrize("change", ["nothing", "body", "program", "kernel", "no body", "attribute"])
-def test_a_body_that_is_not_the_kernels_is_refused(packages: dict[bool, Path], change: str) -> None:
+def test_a_body_that_is_not_the_kernels_is_refused(packages, change):
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(packages[True] / "optimizer_model.onnx")
     (node,) = (each for each in model.graph.node if each.domain == DOMAIN)
@@ -321,7 +315,7 @@ def test_a_body_that_is_not_the_kernels_is_refused(packages: dict[bool, Path], c
     native_library.refuses_bodies(model, unless=change == "nothing")
 
 
-def test_a_library_registers_what_a_package_names() -> None:
+def test_a_library_registers_what_a_package_names():
     """Whatever is not registered runs its body; what cannot be a count registers all."""
     node = onnx.helper.make_node("Sqrt", ["a"], ["b"])
     model = native_library.kernel_model([node], {"a": (8,)}, ["b"]).SerializeToString()
@@ -335,7 +329,7 @@ def test_a_library_registers_what_a_package_names() -> None:
         np.testing.assert_array_equal(session.run(None, feeds)[0], np.sqrt(feeds["a"]))
 
 
-def test_counts_are_those_of_all_models() -> None:
+def test_counts_are_those_of_all_models():
     operators = {
         "training_model": {"ai.onnx": {"Add": 14}, DOMAIN: {"Kernel3": 1, "Codes0": 1}},
         "step_model": {DOMAIN: {"Kernel10": 1, "SignedCodes1": 1, "Other7": 1, "Kernel99999": 1}},
@@ -345,7 +339,7 @@ def test_counts_are_those_of_all_models() -> None:
     assert count_operators({}) == (0, 0, 0)
 
 
-def test_options_of_a_caller_are_not_those_of_one_package(tmp_path: Path) -> None:
+def test_options_of_a_caller_are_not_those_of_one_package(tmp_path):
     """Another package may have other operators."""
     build_package(zoo.mlp((8, 4, 3)), tmp_path / "p", loss="cross_entropy", native=True)
     package, theirs = Package.open(tmp_path / "p"), onnxruntime.SessionOptions()

@@ -97,7 +97,7 @@ def torch_result(case: Case, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.
 @example(Case(1, 2, 3, [9, 8], [3, 3], [2, 2], [1, 1], [1, 1], [1, 0], (0, 0, 0), True), 0, True)
 @example(Case(2, 0, 3, [9, 7], [5, 5], [2, 1], [1, 1], [2, 2], [1, 1], (1, 1, 0), True), 0, True)
 @example(Case(0, 1, 1, [1, 1], [1, 2], [1, 3], [1, 1], [0, 3], [0, 0], (0, 0, 0), False), 0, False)
-def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool) -> None:
+def test_kernels_compute_what_pytorch_does(case, seed, special):
     """Any kernel, stride, dilation and padding; the bound is the one of docs/native.md."""
     random = np.random.default_rng(seed)
     shapes = [
@@ -137,7 +137,7 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-2, 5), min_size=15, max_size=19), st.integers(0, 2), st.integers(2, 3))
 @example([0, 0, 0, 0, 2, 65536, 64, 1, 64, 9, 65536, 65536, 64, 1, 64, 9, 65536, 0], 0, 2)
-def test_a_program_that_is_not_valid_is_refused(program: list[int], kind: int, inputs: int) -> None:
+def test_a_program_that_is_not_valid_is_refused(program, kind, inputs):
     """Whatever stands in the attribute and whatever the inputs, there is an answer."""
     shapes = [(2, 1, 3, 3), (2, 2, 4, 4), (2,)][:inputs]
     feeds = {f"i{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
@@ -194,7 +194,7 @@ def calls(path: Path) -> list[onnx.NodeProto]:
     return [n for n in nodes if any(each.s == b"depthwise" for each in n.attribute)]
 
 
-def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
+def test_every_form_of_the_rules_is_a_native_node(package):
     """Each forward pass and gradient of each layer; the first has no gradient of its input."""
     found = [node.attribute[1].ints[0] for node in calls(package / "training_model.onnx")]
     # A transposed convolution is the gradient of one, and has a forward pass as its own gradient; a
@@ -208,9 +208,7 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
 @pytest.mark.parametrize(("dims", "kernel", "known"), [
     ("", 1, False), ("n, c, h, w", 1, False), ("n, 2, 4, 4", 1, True), ("n, 2, 99, 99", 65, False),
 ])  # fmt: skip
-def test_a_convolution_is_native_where_its_sizes_are_known(
-    operator: str, dims: str, kernel: int, known: bool
-) -> None:
+def test_a_convolution_is_native_where_its_sizes_are_known(operator, dims, kernel, known):
     """Not where the library would refuse it, nor where a rank is unknown."""
     text = f"""(float[{dims}] x, float[2, 1, {kernel}, {kernel}] w) => (float[{dims}] y) {{
         y = {operator} <group = 2, pads = {[kernel // 2] * 4}> (x, w)
@@ -220,13 +218,13 @@ def test_a_convolution_is_native_where_its_sizes_are_known(
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_package_trains_alike_with_kernels_and_without(package: Path, tmp_path: Path) -> None:
+def test_a_package_trains_alike_with_kernels_and_without(package, tmp_path):
     data = np.random.default_rng(1).standard_normal((5, 4, SIZE, SIZE)).astype(np.float32)
     bounds = {"losses": 1e-5, "rtol": 1e-4, "atol": 1e-6}
     native_library.trains_alike(package, (data, np.arange(5) % 4), tmp_path, **bounds)
 
 
-def test_a_stranger_s_package_is_verified(package: Path) -> None:
+def test_a_stranger_s_package_is_verified(package):
     """Each body is run and compared."""
     assert verify_package(package, limits=Limits()).steps
 
@@ -247,7 +245,7 @@ def zeros(tensor: onnx.TensorProto) -> None:
     "nothing", "operator", "operand", "place", "pattern", "program", "length", "outputs", "many",
     "samples",
 ])  # fmt: skip
-def test_a_body_that_computes_something_else_is_refused(package: Path, change: str) -> None:
+def test_a_body_that_computes_something_else_is_refused(package, change):
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(package / "training_model.onnx")
     body, call = function_of(model, "Conv")

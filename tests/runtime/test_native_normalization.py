@@ -124,7 +124,7 @@ CASES = st.builds(
 @example(Case(2, True, 2, 8, 70, [6, 6]), 0, True)
 @example(Case(2, False, 2, 64, 80, [3, 3]), 0, True)
 @example(Case(0, False, 0, 1, 1, [1]), 0, True)
-def test_kernels_compute_what_is_exact(case: Case, seed: int, in_place: bool) -> None:
+def test_kernels_compute_what_is_exact(case, seed, in_place):
     """Any shape and activation; on the memory of an input that ends there as well."""
     feeds = case.feeds(np.random.default_rng(seed))
     model = case.model(feeds)
@@ -145,7 +145,7 @@ def test_kernels_compute_what_is_exact(case: Case, seed: int, in_place: bool) ->
 @example(Case(0, False, 1, 0, 3, [4, 4]), 0, False)
 @example(Case(2, True, 1, 0, 3, [4, 4]), 0, False)
 @example(Case(2, False, 2, 3, 4, [0, 4]), 0, False)
-def test_kernels_compute_what_their_bodies_do(case: Case, seed: int, special: bool) -> None:
+def test_kernels_compute_what_their_bodies_do(case, seed, special):
     """Also with NaN and infinities, which spoil a channel alike, and without elements."""
     random = np.random.default_rng(seed)
     feeds = case.feeds(random)
@@ -169,7 +169,7 @@ def test_kernels_compute_what_their_bodies_do(case: Case, seed: int, special: bo
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", [0, 2])
 @pytest.mark.parametrize("dims", [(2, 5, 9, 70), (3, 40, 3, 3)])
-def test_a_nan_stays_in_its_channel(kind: int, dims: tuple[int, ...]) -> None:
+def test_a_nan_stays_in_its_channel(kind, dims):
     """One spoils what is computed of its channel, and nothing else."""
     samples, channels, *size = dims
     case = Case(kind, False, native.CLIP, samples, channels, size)
@@ -192,7 +192,7 @@ def test_a_nan_stays_in_its_channel(kind: int, dims: tuple[int, ...]) -> None:
 @given(st.lists(st.integers(-1, 9), min_size=3, max_size=5), st.integers(1, 10), st.integers(0, 4))
 @example([0, 4, 1, EPSILON], 7, 0)
 @example([2, 0, 1, 1 << 32], 10, 0)
-def test_a_program_that_is_not_valid_is_refused(program: list[int], inputs: int, odd: int) -> None:
+def test_a_program_that_is_not_valid_is_refused(program, inputs, odd):
     """Whatever stands in the attribute and whatever the inputs, there is an answer."""
     shapes = [(2, 3, 4, 4), (3,), (3,), (3,), (), (), (), (2, 3, 4, 4), (2, 3, 4, 4), ()][:inputs]
     shapes[min(odd, inputs - 1)] = (2, 3, 4)
@@ -248,7 +248,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_normalizations_are_native_nodes(package: Path) -> None:
+def test_normalizations_are_native_nodes(package):
     """Each, forward and backward, with its activation, and in both orders of axes."""
     nodes = onnx.load(package / "training_model.onnx").graph.node
     programs = [list(n.attribute[1].ints) for n in nodes if n.domain == DOMAIN]
@@ -261,13 +261,13 @@ def test_normalizations_are_native_nodes(package: Path) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_package_trains_alike_with_kernels_and_without(package: Path, tmp_path: Path) -> None:
+def test_a_package_trains_alike_with_kernels_and_without(package, tmp_path):
     data = np.random.default_rng(1).standard_normal((6, 3, 40, 40)).astype(np.float32)
     bounds = {"losses": 1e-3, "rtol": 1e-2, "atol": 1e-3}
     native_library.trains_alike(package, (data, np.arange(6) % 8), tmp_path, **bounds)
 
 
-def test_a_stranger_s_package_is_verified(package: Path) -> None:
+def test_a_stranger_s_package_is_verified(package):
     """Each body is compared."""
     assert verify_package(package, limits=Limits()).steps
 
@@ -276,7 +276,7 @@ def test_a_stranger_s_package_is_verified(package: Path) -> None:
     "nothing", "operator", "operand", "place", "attribute", "program", "epsilon", "length",
     "outputs", "rank",
 ])  # fmt: skip
-def test_a_body_that_computes_something_else_is_refused(package: Path, change: str) -> None:
+def test_a_body_that_computes_something_else_is_refused(package, change):
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(package / "training_model.onnx")
     call = next(n for n in model.graph.node if n.domain == DOMAIN and len(n.attribute[1].ints) == 4)

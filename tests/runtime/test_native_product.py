@@ -73,7 +73,7 @@ def cases(bits: int) -> st.SearchStrategy[Case]:
 @example(Case(True, 32, 64, 32, 0, 4, (0,)), 4, False)
 @example(Case(True, 64, 90, 32, 0, 4, (7,)), 5, False)
 @example(Case(True, 50, 75, 50, 0, 8, (7,)), 6, True)
-def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -> None:
+def test_kernels_compute_what_numpy_does(case, seed, special):
     random = np.random.default_rng(seed)
     zero = int(random.integers(0, 1 << case.bits))
     signed = case.bits == 8 and bool(random.integers(0, 2))
@@ -107,9 +107,7 @@ def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -
 @example([1, 1 << 24, 1 << 24, 1, 1, 8, 0, 0], 3, True)
 @example([1, 1 << 62, 1 << 62, 1, 1, 8, 0, 0], 3, True)
 @example([1, 4, 4, 1, 4, 8, 1, 8], 3, True)
-def test_a_program_that_is_not_valid_is_refused(
-    program: list[int], inputs: int, of_bytes: bool
-) -> None:
+def test_a_program_that_is_not_valid_is_refused(program, inputs, of_bytes):
     """Whatever stands in the attribute and whatever the inputs, there is an answer."""
     shapes = [(8,), (4, 1), (2, 4), (2,)][:inputs]
     types = [np.dtype(np.uint8 if of_bytes else np.float32)] + [np.dtype(np.float32)] * 3
@@ -139,9 +137,7 @@ def transposed(
 @example(193, 313, 129, 1, True)
 @example(9, 40, 9, 2, False)
 @example(12, 12, 12, 3, False)
-def test_transposed_products_are_what_numpy_computes(
-    depth: int, rows: int, columns: int, seed: int, special: bool
-) -> None:
+def test_transposed_products_are_what_numpy_computes(depth, rows, columns, seed, special):
     random = np.random.default_rng(seed)
     a, b = (random.standard_normal((depth, n)).astype(np.float32) for n in (rows, columns))
     if special:
@@ -157,7 +153,7 @@ def test_transposed_products_are_what_numpy_computes(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_result_may_take_the_memory_of_an_operand(which: int) -> None:
+def test_a_result_may_take_the_memory_of_an_operand(which):
     """ONNX Runtime gives it that of an operand which nothing reads afterwards."""
     model = transposed({"i0": (40, 40), "i1": (40, 40)}, gemm(), [0])
     (call,) = model.graph.node
@@ -175,9 +171,7 @@ def test_a_result_may_take_the_memory_of_an_operand(which: int) -> None:
     ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
     ([(4, 3), (4, 2)], [0, 0]),
 ])  # fmt: skip
-def test_what_is_not_a_transposed_product_is_refused(
-    shapes: list[tuple[int, ...]], program: list[int]
-) -> None:
+def test_what_is_not_a_transposed_product_is_refused(shapes, program):
     feeds = {f"i{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
     model = of_program(TRANSPOSED, program, feeds, ("Abs", "i0"))
     with pytest.raises(Exception, match=r"program|inputs|matri"):
@@ -192,9 +186,7 @@ def test_what_is_not_a_transposed_product_is_refused(
      (onnx.helper.make_node("Gemm", ["i0", "i1", "i1"], ["o"], transA=1), [0]),
      (onnx.helper.make_node("MatMul", ["i0", "i1"], ["o"]), [0])],
 )  # fmt: skip
-def test_the_body_of_a_transposed_product_is_one_gemm(
-    body: onnx.NodeProto, program: list[int]
-) -> None:
+def test_the_body_of_a_transposed_product_is_one_gemm(body, program):
     model = transposed({"i0": (4, 4), "i1": (4, 4)}, body, program)
     right = body in (gemm(), gemm(alpha=1.0)) and program == [0]
     native_library.refuses_bodies(model, unless=right)
@@ -226,7 +218,7 @@ def products(path: Path) -> tuple[int, int]:
     return taken, sum(node.op_type == "DequantizeLinear" for node in nodes)
 
 
-def test_every_product_with_codes_is_native(built: dict[bool, Path]) -> None:
+def test_every_product_with_codes_is_native(built):
     """Forward, recomputed, and of the input's gradient; in branches and loops, too."""
     for name in ("training_model", "segment_1_forward", "segment_1_backward"):
         (none, unpacked), (taken, left) = (
@@ -238,9 +230,7 @@ def test_every_product_with_codes_is_native(built: dict[bool, Path]) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_package_trains_alike_with_kernels_and_without(
-    built: dict[bool, Path], tmp_path: Path
-) -> None:
+def test_a_package_trains_alike_with_kernels_and_without(built, tmp_path):
     """With bodies to the bit as the plain package, with kernels within rounding."""
     batch = llama.batch()
     plain, bodies, kernels = (
@@ -274,7 +264,7 @@ def rounded(request: pytest.FixtureRequest, llama_file: Path, tmp_path_factory: 
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_base_that_odtpack_rounded_is_native(rounded: Path, tmp_path: Path) -> None:
+def test_a_base_that_odtpack_rounded_is_native(rounded, tmp_path):
     name = "segment_1_backward" if (rounded / "segments.weights").exists() else "training_model"
     taken, left = products(rounded / f"{name}.onnx")
     assert taken > left == 0
@@ -285,13 +275,13 @@ def test_a_base_that_odtpack_rounded_is_native(rounded: Path, tmp_path: Path) ->
     np.testing.assert_allclose(kernels[0], bodies[0], rtol=1e-5)
 
 
-def test_a_stranger_s_package_is_verified(rounded: Path, built: dict[bool, Path]) -> None:
+def test_a_stranger_s_package_is_verified(rounded, built):
     """Each body is run and compared; a decoder's weights lie beside it."""
     assert verify_package(rounded, limits=Limits()).steps
     assert verify_package(built[True], limits=Limits()).steps
 
 
-def test_a_stranger_s_decoder_reads_no_other_file(built: dict[bool, Path], tmp_path: Path) -> None:
+def test_a_stranger_s_decoder_reads_no_other_file(built, tmp_path):
     shutil.copytree(built[False], tmp_path / "package")
     package = Package.open(tmp_path / "package")
     model = onnx.load(package.decoder, load_external_data=False)
@@ -325,9 +315,7 @@ def changed(body: onnx.FunctionProto, old: int, new: int) -> None:
     "nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program", "length",
     "many", "type",
 ])  # fmt: skip
-def test_a_body_that_computes_something_else_is_refused(
-    built: dict[bool, Path], change: str
-) -> None:
+def test_a_body_that_computes_something_else_is_refused(built, change):
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(built[True] / "segment_1_backward.onnx")
     body, call = body_of(model)

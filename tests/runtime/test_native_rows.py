@@ -1,7 +1,6 @@
 """Groups that native kernels compute row by row are close to exact, and train as their bodies."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx.reference
@@ -71,9 +70,7 @@ def shapes_of(model: onnx.ModelProto) -> dict[str, list[int]]:
     st.booleans(),
 )
 @example([0, 2], 7, False)
-def test_results_are_close_to_those_in_float64(
-    name: str, leading: list[int], width: int, fresh: bool
-) -> None:
+def test_results_are_close_to_those_in_float64(name, leading, width, fresh):
     """Random lengths, on memory that is not aligned, in place or not."""
     dims = (*leading, width)
     model = row_model(name, dims, fresh=fresh)
@@ -95,7 +92,7 @@ def test_results_are_close_to_those_in_float64(
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
+def test_infinities_and_nan_are_those_of_the_body(name):
     """Where the body has a number, the kernel has one close to it; else the same."""
     model = row_model(name, (64, 33), fresh=False)
     random = np.random.default_rng(1)
@@ -119,9 +116,7 @@ def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
     ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), -85, 80),
     ("Log", np.log, 1e-30, 10),
 ])  # fmt: skip
-def test_functions_are_within_two_units_in_the_last_place(
-    operator: str, exact: object, low: float, high: float
-) -> None:
+def test_functions_are_within_two_units_in_the_last_place(operator, exact, low, high):
     """Over the range where they are neither 0 nor infinite."""
     values = np.concatenate([np.linspace(low, high, 200_001), np.linspace(0.01, 1.5, 100_000)])
     values = values.astype(np.float32)
@@ -134,7 +129,7 @@ def test_functions_are_within_two_units_in_the_last_place(
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("other", [(1, 16), (8, 1, 16), (1, 1)])
-def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other: tuple[int]) -> None:
+def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other):
     """Results would have another shape than those of the body."""
     body = nodes("y = Exp(x) z = Mul(y, g)")
     model = kernel_model(body, {"x": other, "g": (8, 16)}, ["y", "z"])
@@ -144,7 +139,7 @@ def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other: tup
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_transformer_trains_as_without(tmp_path: Path) -> None:
+def test_a_transformer_trains_as_without(tmp_path):
     """Its backward pass has groups of GELU and LayerNormalization, verified as a stranger's."""
     model = zoo.transformer_encoder(vocab=50, d=32, layers=1, heads=2, T=16, ff=64)
     build_package(model, tmp_path, loss="cross_entropy", optimizer=SGD(), native=True)
@@ -164,7 +159,7 @@ def test_a_transformer_trains_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_threads_give_the_same_bits_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_give_the_same_bits_without_a_race(monkeypatch):
     """ONNX Runtime's threads are not instrumented: the kernels run on others."""
     monkeypatch.setattr(native_library, "APART", "thread")
     for name in PROGRAMS:

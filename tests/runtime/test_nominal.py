@@ -43,7 +43,7 @@ def step(module: Module, optimizer: Optimizer) -> float:
     return float(loss)
 
 
-def test_sizes_and_names_are_known_from_the_models(regression: models.Files, nominal: Path) -> None:
+def test_sizes_and_names_are_known_from_the_models(regression, nominal):
     state, module, _ = open_nominal(regression, nominal)
     assert state.is_nominal
     assert len(state.parameters) == 4
@@ -68,9 +68,7 @@ USES: dict[str, Callable[[Module, Optimizer, Path], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_needs_values_says_how_to_get_them(
-    regression: models.Files, nominal: Path, tmp_path: Path, use: str
-) -> None:
+def test_what_needs_values_says_how_to_get_them(regression, nominal, tmp_path, use):
     _, module, optimizer = open_nominal(regression, nominal)
     with refused("nominal-state", "load a complete checkpoint"):
         USES[use](module, optimizer, tmp_path / "inference.onnx")
@@ -78,9 +76,7 @@ def test_what_needs_values_says_how_to_get_them(
 
 
 @pytest.mark.parametrize("way", ["buffer", "file", "file before the module"])
-def test_a_completed_state_trains_and_saves_as_any_other(
-    regression: models.Files, nominal: Path, tmp_path: Path, way: str
-) -> None:
+def test_a_completed_state_trains_and_saves_as_any_other(regression, nominal, tmp_path, way):
     reference = regression.module()
     full = reference.state
     expected_optimizer = Optimizer(regression.adamw, reference)
@@ -109,9 +105,7 @@ def test_a_completed_state_trains_and_saves_as_any_other(
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_saved_before_it_is_completed_it_remains_nominal(
-    regression: models.Files, nominal: Path, tmp_path: Path
-) -> None:
+def test_saved_before_it_is_completed_it_remains_nominal(regression, nominal, tmp_path):
     state, _, _ = open_nominal(regression, nominal)
     CheckpointState.save_checkpoint(state, tmp_path / "again", include_optimizer_state=True)
     again = CheckpointState.load_checkpoint(tmp_path / "again")
@@ -120,7 +114,7 @@ def test_saved_before_it_is_completed_it_remains_nominal(
     assert len(again.parameters) == 4
 
 
-def test_values_of_another_model_are_refused(regression: models.Files, nominal: Path) -> None:
+def test_values_of_another_model_are_refused(regression, nominal):
     state, _, _ = open_nominal(regression, nominal)
     full = regression.state().snapshot(False)
     other = regression.folder / "other"
@@ -137,7 +131,7 @@ def test_values_of_another_model_are_refused(regression: models.Files, nominal: 
         state.load_parameters(nominal)
 
 
-def test_values_of_a_complete_state_can_be_replaced(regression: models.Files) -> None:
+def test_values_of_a_complete_state_can_be_replaced(regression):
     module = regression.module()
     state = module.state
     first = module.eval()(X, T)[0]
@@ -149,7 +143,7 @@ def test_values_of_a_complete_state_can_be_replaced(regression: models.Files) ->
     assert module(X, T)[0] == first
 
 
-def test_a_model_that_leaves_a_shape_open(regression: models.Files, nominal: Path) -> None:
+def test_a_model_that_leaves_a_shape_open(regression, nominal):
     path = regression.changed("float[3] scale", "float[n] scale")
     with refused("model-mismatch", "shape of 'scale' is not known"):
         Module(path, CheckpointState.load_checkpoint(nominal))

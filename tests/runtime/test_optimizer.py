@@ -46,7 +46,7 @@ class Run:
         return path
 
 
-def test_adamw_follows_its_formula(regression: models.Files) -> None:
+def test_adamw_follows_its_formula(regression):
     run = Run(regression)
     run.optimizer.set_learning_rate(0.05)
     reference, formula = models.Regression.of(run.state), models.AdamW()
@@ -64,7 +64,7 @@ def test_adamw_follows_its_formula(regression: models.Files) -> None:
         np.testing.assert_allclose(moments[1], v, rtol=1e-3, atol=1e-6)
 
 
-def test_sgd_follows_its_formula(regression: models.Files) -> None:
+def test_sgd_follows_its_formula(regression):
     run = Run(regression, kind="sgd")
     run.optimizer.set_learning_rate(0.25)
     W = run.state.parameters["W"].data.copy()
@@ -76,14 +76,14 @@ def test_sgd_follows_its_formula(regression: models.Files) -> None:
     assert run.state.optimizer == OptimizerState(1, 0.25, {}, kind="sgd")
 
 
-def test_frozen_parameters_do_not_move(regression: models.Files) -> None:
+def test_frozen_parameters_do_not_move(regression):
     run = Run(regression)
     before = run.state.parameters["scale"].data.copy()
     run.steps(0, 3)
     assert np.array_equal(run.state.parameters["scale"].data, before)
 
 
-def test_gaps_between_parameters_stay_zero(regression: models.Files) -> None:
+def test_gaps_between_parameters_stay_zero(regression):
     run = Run(regression)
     run.steps(0, 20)
     flat = run.module.flat
@@ -96,9 +96,7 @@ def test_gaps_between_parameters_stay_zero(regression: models.Files) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_chunks_change_nothing(
-    regression: models.Files, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_change_nothing(regression, kind, monkeypatch):
     whole = Run(regression, kind=kind)
     whole.steps(0, 5)
     monkeypatch.setattr(optimizer_module, "CHUNK_ELEMENTS", 7)
@@ -108,9 +106,7 @@ def test_chunks_change_nothing(
     assert parts.bits() == whole.bits()
 
 
-def test_a_model_that_is_not_elementwise_is_run_over_the_whole_vector(
-    regression: models.Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_not_elementwise_is_run_over_the_whole_vector(regression, monkeypatch):
     monkeypatch.setattr(optimizer_module, "CHUNK_ELEMENTS", 7)
     text = models.SGD.replace(
         "change = Mul(gradients, learning_rate)",
@@ -130,7 +126,7 @@ def test_a_model_that_is_not_elementwise_is_run_over_the_whole_vector(
         )
 
 
-def test_learning_rate(regression: models.Files) -> None:
+def test_learning_rate(regression):
     optimizer = Run(regression).optimizer
     assert optimizer.get_learning_rate() == float(np.float32(0.001))
     optimizer.set_learning_rate(0.1)
@@ -143,9 +139,7 @@ def test_learning_rate(regression: models.Files) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_a_resumed_run_is_the_same_bit_by_bit(
-    regression: models.Files, tmp_path: Path, kind: str
-) -> None:
+def test_a_resumed_run_is_the_same_bit_by_bit(regression, tmp_path, kind):
     straight = Run(regression, kind=kind)
     straight.optimizer.set_learning_rate(0.03)
     losses = straight.steps(0, 30)
@@ -167,9 +161,7 @@ def test_a_resumed_run_is_the_same_bit_by_bit(
             assert ours.tobytes() == theirs.tobytes()
 
 
-def test_without_optimizer_state_a_run_starts_afresh(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_without_optimizer_state_a_run_starts_afresh(regression, tmp_path):
     run = Run(regression)
     run.optimizer.set_learning_rate(0.03)
     run.steps(0, 3)
@@ -180,9 +172,7 @@ def test_without_optimizer_state_a_run_starts_afresh(
     assert again.bits() == run.bits()
 
 
-def test_optimizer_state_is_kept_by_a_state_that_is_only_passed_on(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_optimizer_state_is_kept_by_a_state_that_is_only_passed_on(regression, tmp_path):
     run = Run(regression)
     run.steps(0, 3)
     state = CheckpointState.load_checkpoint(run.save(tmp_path / "a"))
@@ -196,13 +186,13 @@ def test_optimizer_state_is_kept_by_a_state_that_is_only_passed_on(
     assert ours.moments["W"][1].tobytes() == theirs.moments["W"][1].tobytes()
 
 
-def test_padding_is_not_stored(regression: models.Files, tmp_path: Path) -> None:
+def test_padding_is_not_stored(regression, tmp_path):
     data = read_checkpoint(Run(regression).save(tmp_path / "c"))
     assert {name: a.shape for name, a in data.trainable.items()} == {"W": (3, 2), "b": (2,)}
     assert [m.shape for m in data.optimizer.moments["W"]] == [(3, 2), (3, 2)]
 
 
-def test_a_second_optimizer_goes_on_where_the_first_stood(regression: models.Files) -> None:
+def test_a_second_optimizer_goes_on_where_the_first_stood(regression):
     straight, broken = Run(regression), Run(regression)
     straight.steps(0, 6)
     broken.steps(0, 3)
@@ -212,9 +202,7 @@ def test_a_second_optimizer_goes_on_where_the_first_stood(regression: models.Fil
     assert broken.bits() == straight.bits()
 
 
-def test_the_state_of_another_optimizer_is_refused(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_the_state_of_another_optimizer_is_refused(regression, tmp_path):
     for kind, other, says in [
         ("adamw", "sgd", "2 moments per parameter, and this one keeps 0"),
         ("sgd", "adamw", "0 moments per parameter, and this one keeps 2"),
@@ -237,9 +225,7 @@ X, T = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_no_step_is_made_after_a_training_step_that_failed(
-    regression: models.Files, shared: bool, capfd: pytest.CaptureFixture
-) -> None:
+def test_no_step_is_made_after_a_training_step_that_failed(regression, shared, capfd):
     run = Run(dataclasses.replace(regression, training=failing(regression)))
     module = Module(failing(regression), run.state) if shared else run.module
     run.steps(0, 2)
@@ -270,7 +256,7 @@ def test_no_step_is_made_after_a_training_step_that_failed(
     capfd.readouterr()  # ONNX Runtime's own log
 
 
-def test_a_batch_that_is_refused_leaves_the_gradients_alone(regression: models.Files) -> None:
+def test_a_batch_that_is_refused_leaves_the_gradients_alone(regression):
     run, other = Run(regression), Run(regression)
     second = Module(regression.training, run.state)
     for module in (run.module, other.module):
@@ -282,9 +268,7 @@ def test_a_batch_that_is_refused_leaves_the_gradients_alone(regression: models.F
     assert run.bits() == other.bits()
 
 
-def test_moments_of_the_same_shape_of_another_kind_are_refused(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_moments_of_the_same_shape_of_another_kind_are_refused(regression, tmp_path):
     adam = regression.optimizer(models.ADAMW, optimizer="adam")
     run = Run(regression)
     run.save(tmp_path / "new")
@@ -309,9 +293,7 @@ def test_moments_of_the_same_shape_of_another_kind_are_refused(
     assert optimizer("unnamed").step_count == 1  # as one of the reference
 
 
-def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
-    regression: models.Files, tmp_path: Path
-) -> None:
+def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(regression, tmp_path):
     run = Run(regression, kind="sgd")
     run.steps(0, 2)
     data = run.state.snapshot(True)
@@ -337,16 +319,14 @@ def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
     (", float[n] gradients", ", float[n] gradients, float[n] second_order_moments",
      "'second_order_moments.out'"),
 ])  # fmt: skip
-def test_models_that_are_no_optimizers(
-    regression: models.Files, old: str, new: str, culprit: str | None
-) -> None:
+def test_models_that_are_no_optimizers(regression, old, new, culprit):
     path = regression.optimizer(models.SGD.replace(old, new))
     # A size that is left open fits.
     with refused("not-an-optimizer", culprit) if culprit else contextlib.nullcontext():
         Optimizer(path, regression.alone())
 
 
-def test_what_is_no_optimizer_at_all(regression: models.Files) -> None:
+def test_what_is_no_optimizer_at_all(regression):
     module = regression.alone()
     with refused("not-an-optimizer"):
         Optimizer(regression.training, module)
@@ -356,14 +336,14 @@ def test_what_is_no_optimizer_at_all(regression: models.Files) -> None:
         Optimizer(regression.adamw, module.state)  # type: ignore[arg-type]
 
 
-def test_an_optimizer_that_made_no_step_may_be_replaced(regression: models.Files) -> None:
+def test_an_optimizer_that_made_no_step_may_be_replaced(regression):
     run = Run(regression)
     run.optimizer = Optimizer(regression.sgd, run.module)
     run.steps(0, 1)
     assert run.state.optimizer == OptimizerState(1, float(np.float32(0.001)), {}, kind="sgd")
 
 
-def test_nothing_to_optimize(regression: models.Files) -> None:
+def test_nothing_to_optimize(regression):
     data = regression.state().snapshot(False)
     data.frozen = {**data.trainable, "scale": data.frozen["scale"]}
     data.trainable = {}
@@ -371,7 +351,7 @@ def test_nothing_to_optimize(regression: models.Files) -> None:
         Optimizer(regression.adamw, Module(regression.evaluation, CheckpointState(data)))
 
 
-def test_memory_outlives_the_names(regression: models.Files) -> None:
+def test_memory_outlives_the_names(regression):
     """What is bound by address stays alive as long as it is bound."""
     run = Run(regression)
     optimizer, module = run.optimizer, run.module
@@ -387,7 +367,7 @@ def test_memory_outlives_the_names(regression: models.Files) -> None:
         gc.collect()
 
 
-def test_ort_format(regression: models.Files, tmp_path: Path) -> None:
+def test_ort_format(regression, tmp_path):
     """Models converted to ONNX Runtime's own format train the same."""
     paths = {
         name: models.to_ort(getattr(regression, name), tmp_path / f"{name}.ort")
@@ -419,9 +399,7 @@ def group(*names: str, scale: Any = 1.0, decay: Any = 0.0) -> dict[str, Any]:
     ((1, 4, 4), (4, 4), (1, 4, 1), (1, 1, 4)),
     ((0, 3), (0, 3), (0, 1), (1, 3)),
 ])  # fmt: skip
-def test_shapes_of_what_is_kept(
-    shape: tuple[int, ...], seen: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]
-) -> None:
+def test_shapes_of_what_is_kept(shape, seen, rows, columns):
     assert matrix(shape) == seen
     for axis, stored in ((0, rows), (1, columns)):
         vector = StateVector("v", (axis,))
@@ -432,7 +410,7 @@ def test_shapes_of_what_is_kept(
     assert StateVector("v").stored_shape(shape) == shape
 
 
-def test_without_metadata_the_moments_are_those_among_the_inputs() -> None:
+def test_without_metadata_the_moments_are_those_among_the_inputs():
     contract = read_contract({}, (*INPUTS, "first_order_moments"), "m")
     assert [vector.name for vector in contract.state] == ["first_order_moments"]
     flags = contract.by_parameter, contract.whole, contract.clips_norm, contract.takes_decay
@@ -442,7 +420,7 @@ def test_without_metadata_the_moments_are_those_among_the_inputs() -> None:
     assert read_contract({}, (*INPUTS, "gradient_norm"), "m").clips_norm
 
 
-def test_metadata_are_read() -> None:
+def test_metadata_are_read():
     metadata = {
         "odtpack.state": json.dumps([{"name": "r", "axes": [0]}, {"name": "c", "axes": [1]}]),
         "odtpack.groups": json.dumps([group("a", scale=2, decay=0.5), group("b", "c")]),
@@ -482,7 +460,7 @@ BAD_GROUPS: list[Any] = [
     ("odtpack.state", "[" * 100_000),
     ("odtpack.groups", ""),
 ])  # fmt: skip
-def test_wrong_metadata_are_refused(key: str, text: str) -> None:
+def test_wrong_metadata_are_refused(key, text):
     with refused("bad-metadata", r"some\.onnx"):
         read_contract({key: text}, INPUTS, "some.onnx")
 
@@ -492,7 +470,7 @@ def test_wrong_metadata_are_refused(key: str, text: str) -> None:
     ({"odtpack.groups": json.dumps([group("a"), group("b")]), "odtpack.elementwise": "false"},
      INPUTS),
 ])  # fmt: skip
-def test_contradictions_are_refused(metadata: dict[str, str], inputs: tuple[str, ...]) -> None:
+def test_contradictions_are_refused(metadata, inputs):
     with refused("bad-metadata"):
         read_contract(metadata, inputs, "m")
 
@@ -503,14 +481,12 @@ def test_contradictions_are_refused(metadata: dict[str, str], inputs: tuple[str,
     ("state", [{"name": "first_order_moments"}], "not-an-optimizer"),
     ("state", [{"name": "m", "axes": [0]}], "not-an-optimizer"),
 ])  # fmt: skip
-def test_models_that_do_not_keep_their_word(
-    regression: models.Files, key: str, value: object, code: str
-) -> None:
+def test_models_that_do_not_keep_their_word(regression, key, value, code):
     with refused(code):
         Optimizer(regression.optimizer(**{key: value}), regression.alone())
 
 
-def test_an_optimizer_that_cannot_be_made_leaves_the_one_before(regression: models.Files) -> None:
+def test_an_optimizer_that_cannot_be_made_leaves_the_one_before(regression):
     run, other = Run(regression), Run(regression)
     for each in (run, other):
         each.steps(0, 3)
@@ -524,7 +500,7 @@ def test_an_optimizer_that_cannot_be_made_leaves_the_one_before(regression: mode
     assert run.bits() == other.bits()
 
 
-def test_a_group_scales_the_learning_rate(regression: models.Files) -> None:
+def test_a_group_scales_the_learning_rate(regression):
     module = regression.alone()
     path = regression.optimizer(groups=[group("b", scale=0.5), group("W", scale=0)])
     optimizer = Optimizer(path, module)
@@ -546,14 +522,12 @@ def test_a_group_scales_the_learning_rate(regression: models.Files) -> None:
                                              '["W", 1]', "[" * 100_000)),
     *(("accumulation_steps", text) for text in ("0", "-1", "two", "")),
 ])  # fmt: skip
-def test_orders_and_accumulations_that_are_none(
-    regression: models.Files, key: str, text: str
-) -> None:
+def test_orders_and_accumulations_that_are_none(regression, key, text):
     with refused("bad-metadata"):
         Module(regression.changed(**{key: text}), regression.state())
 
 
-def test_a_scale_that_is_too_much(regression: models.Files) -> None:
+def test_a_scale_that_is_too_much(regression):
     path = regression.optimizer(groups=[group("b", scale=1e38), group("W")])
     optimizer = Optimizer(path, regression.alone())
     with refused("bad-learning-rate"):
@@ -561,14 +535,14 @@ def test_a_scale_that_is_too_much(regression: models.Files) -> None:
     assert optimizer.get_learning_rate() == float(np.float32(0.001))
 
 
-def test_an_order_in_memory(regression: models.Files) -> None:
+def test_an_order_in_memory(regression):
     module = Module(regression.changed(parameter_order='["b", "W"]'), regression.state())
     assert [slot.name for slot in module.flat.trainable.slots] == ["b", "W"]
     flat = module.get_contiguous_parameters(trainable_only=True).numpy()
     np.testing.assert_array_equal(flat[:6], module.state.parameters["W"].data.reshape(-1))
 
 
-def test_moments_of_other_shapes_are_refused(regression: models.Files) -> None:
+def test_moments_of_other_shapes_are_refused(regression):
     """What a checkpoint may hold and this optimizer does not keep."""
     module = regression.alone()
     Optimizer(regression.adamw, module).step()

@@ -20,7 +20,6 @@ from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.training.schedules import (
     Constant,
     Cosine,
-    LearningRateSchedule,
     Linear,
     MultiStep,
     ScheduleSpec,
@@ -54,9 +53,7 @@ def open_optimizer(
         o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20)))),
     (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
 ])  # fmt: skip
-def test_follows_pytorch(
-    schedule: LearningRateSchedule, make: MakeTorch, regression: models.Files
-) -> None:
+def test_follows_pytorch(schedule, make, regression):
     optimizer = open_optimizer(regression)
     ours = LRScheduler(optimizer, schedule, RATE)
     theirs_optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=RATE)
@@ -75,7 +72,7 @@ def test_follows_pytorch(
     ("schedule", "last"),
     [(Linear(2, 10), 0.0), (Cosine(2, 10), 0.0), (Cosine(0, 10, floor=0.25), 0.25)],
 )
-def test_after_the_end(schedule: LearningRateSchedule, last: float) -> None:
+def test_after_the_end(schedule, last):
     assert [schedule.factor(step) for step in (10, 11, 1000)] == [last] * 3
     assert schedule.factor(9) > last
 
@@ -83,7 +80,7 @@ def test_after_the_end(schedule: LearningRateSchedule, last: float) -> None:
 @pytest.mark.parametrize(
     "schedule", [Linear(4, 4), Cosine(4, 4), Step(4, period=2), MultiStep(4, milestones=(2,))]
 )
-def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
+def test_warm_up_comes_first(schedule):
     assert [schedule.factor(step) for step in range(4)] == [0.0, 0.25, 0.5, 0.75]
     assert schedule.factor(4) < 1
 
@@ -92,9 +89,7 @@ def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
     Constant(3), Linear(3, 17), Cosine(3, 17, floor=0.1), Step(3, period=4, gamma=0.7),
     MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
 ])  # fmt: skip
-def test_an_interrupted_run_goes_on_bit_by_bit(
-    schedule: LearningRateSchedule, regression: models.Files, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_bit_by_bit(schedule, regression, tmp_path):
     def run(optimizer: Optimizer, steps: range) -> tuple[list[float], dict[str, bytes]]:
         scheduler = LRScheduler.restore(optimizer)
         assert scheduler.schedule == schedule
@@ -125,7 +120,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     assert resumed == values
 
 
-def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> None:
+def test_without_a_schedule_nothing_is_restored(regression):
     assert LRScheduler.restore(open_optimizer(regression)) is None
 
 
@@ -150,7 +145,7 @@ def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> Non
     '{"kind": "sine", "initial_lr": 0.1}', '{"kind": ["sine"], "initial_lr": 0.1}',
     '{"initial_lr": 0.1}',
 ])  # fmt: skip
-def test_properties_that_are_no_schedule(regression: models.Files, text: str) -> None:
+def test_properties_that_are_no_schedule(regression, text):
     optimizer = open_optimizer(regression)
     optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = text
     with refused("bad-schedule"):
@@ -167,11 +162,11 @@ def test_properties_that_are_no_schedule(regression: models.Files, text: str) ->
     ("step:period=4,gamma=0.5", ScheduleSpec("step", {"period": 4, "gamma": 0.5})),
     ("multistep:milestones=3+8", ScheduleSpec("multistep", {"milestones": (3, 8)})),
 ])  # fmt: skip
-def test_texts(text: str, spec: ScheduleSpec) -> None:
+def test_texts(text, spec):
     assert ScheduleSpec.parse(text) == spec
 
 
-def test_the_run_sets_a_length_that_is_left_open() -> None:
+def test_the_run_sets_a_length_that_is_left_open():
     assert ScheduleSpec.parse("cosine:warmup=3").schedule(40) == Cosine(3, 40)
     assert ScheduleSpec.parse("cosine:total=20").schedule(40) == Cosine(0, 20)
     assert ScheduleSpec.parse("constant").schedule(40) == Constant(0)
@@ -179,7 +174,7 @@ def test_the_run_sets_a_length_that_is_left_open() -> None:
         ScheduleSpec.parse("linear:warmup=30").schedule(20)
 
 
-def test_settings_make_the_schedule_again() -> None:
+def test_settings_make_the_schedule_again():
     for schedule in (Constant(3), Cosine(3, 17, 0.1), MultiStep(3, (5, 8), 0.5)):
         assert make_schedule(schedule.kind, schedule.settings()) == schedule
 
@@ -188,9 +183,7 @@ def test_settings_make_the_schedule_again() -> None:
     (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]), (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
     (1, 2, [0, 0.2, 0, 0]), (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]), (0, 1, [0.2, 0, 0]),
 ])  # fmt: skip
-def test_warm_up_and_decay(
-    regression: models.Files, warmup: int, total: int, expected: list[float]
-) -> None:
+def test_warm_up_and_decay(regression, warmup, total, expected):
     optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, warmup, total, 0.2)
     seen = [optimizer.get_learning_rate()]
@@ -201,7 +194,7 @@ def test_warm_up_and_decay(
     np.testing.assert_allclose(seen, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Path) -> None:
+def test_a_resumed_run_stays_on_the_line(regression, tmp_path):
     optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, 2, 10, 0.2)
     for _ in range(5):
@@ -214,7 +207,7 @@ def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Pat
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
 
 
-def test_numbers_of_numpy_and_lists_are_taken() -> None:
+def test_numbers_of_numpy_and_lists_are_taken():
     rate, counts = np.float32(0.5), np.array([3, 5])
     spec = ScheduleSpec("multistep", {"milestones": counts, "gamma": np.float64(0.1)}, rate)
     assert (spec.learning_rate, spec.schedule(9)) == (0.5, MultiStep(0, (3, 5), 0.1))
@@ -224,7 +217,7 @@ def test_numbers_of_numpy_and_lists_are_taken() -> None:
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(5, 4), (-1, 4), (0, 0), (0, -1)])
-def test_schedules_that_make_no_sense(regression: models.Files, warmup: int, total: int) -> None:
+def test_schedules_that_make_no_sense(regression, warmup, total):
     optimizer = open_optimizer(regression, kind="sgd")
     with refused("bad-schedule"):
         LinearLRScheduler(optimizer, warmup, total, 0.2)

@@ -25,7 +25,6 @@ from odtpack_simulator.device.profile import load_profile
 from tests import zoo
 from tests.packaging_tools import built_package
 from tests.refused import refused
-from tests.runtime import models
 from tests.simulator.factory import make_result
 
 
@@ -38,7 +37,7 @@ def state() -> CheckpointState:
     )
 
 
-def test_parameters_are_a_mapping_sorted_by_name(state: CheckpointState) -> None:
+def test_parameters_are_a_mapping_sorted_by_name(state):
     assert [name for name, _ in state.parameters] == ["a", "f", "w"]
     assert [parameter.name for _, parameter in state.parameters] == ["a", "f", "w"]
     assert len(state.parameters) == 3
@@ -51,14 +50,14 @@ def test_parameters_are_a_mapping_sorted_by_name(state: CheckpointState) -> None
 
 
 @pytest.mark.parametrize("name", ["x", 3, None, []])
-def test_an_unknown_parameter_is_a_key_error(state: CheckpointState, name: object) -> None:
+def test_an_unknown_parameter_is_a_key_error(state, name):
     with pytest.raises(KeyError, match="a, f, w") as caught:
         state.parameters[name]  # type: ignore[index]
     assert isinstance(caught.value, UnknownKeyError)
     assert isinstance(caught.value, OdtpackError)
 
 
-def test_values_are_live_and_can_be_set_before_a_module_exists(state: CheckpointState) -> None:
+def test_values_are_live_and_can_be_set_before_a_module_exists(state):
     view = state.parameters["w"].data
     state.parameters["w"].data = np.float32([[0, 0], [0, 1]])
     assert view.tolist() == [[0, 0], [0, 1]]
@@ -75,15 +74,13 @@ def test_values_are_live_and_can_be_set_before_a_module_exists(state: Checkpoint
     (np.zeros((2, 2)), "parameter-type"),
     ([[1, 2], [3, 4]], "parameter-type"),
 ])  # fmt: skip
-def test_a_value_of_another_shape_or_type_is_refused(
-    state: CheckpointState, value: object, code: str
-) -> None:
+def test_a_value_of_another_shape_or_type_is_refused(state, value, code):
     with refused(code, "'w'"):
         state.parameters["w"].data = value  # type: ignore[assignment]
     assert state.parameters["w"].data.tolist() == [[1, 2], [3, 4]]
 
 
-def test_a_module_places_parameters_in_aligned_flat_memory(regression: models.Files) -> None:
+def test_a_module_places_parameters_in_aligned_flat_memory(regression):
     state = regression.state()
     before = {name: parameter.data.copy() for name, parameter in state.parameters}
     frozen = [state.parameters[name].data for name in ("mean", "scale")]
@@ -112,9 +109,7 @@ def test_a_module_places_parameters_in_aligned_flat_memory(regression: models.Fi
     (np.float64(2.0), 2.0), (np.float16(0.5), 0.5), (float("inf"), float("inf")), ("text", "text"),
     ("", ""), (b"x", "x"), ("ä".encode(), "ä"),
 ])  # fmt: skip
-def test_properties_keep_numbers_and_text(
-    state: CheckpointState, tmp_path: Path, value: object, kept: object
-) -> None:
+def test_properties_keep_numbers_and_text(state, tmp_path, value, kept):
     state.properties["p"] = value
     assert state.properties["p"] == kept
     assert type(state.properties["p"]) is type(kept)
@@ -128,16 +123,14 @@ def test_properties_keep_numbers_and_text(
     (None, TypeError), ([1], TypeError), (np.zeros(2), TypeError), (1j, TypeError),
     (2**63, OdtpackError), (1e300, OdtpackError), (b"\xff", OdtpackError), ("\ud800", OdtpackError),
 ])  # fmt: skip
-def test_other_properties_are_refused(
-    state: CheckpointState, value: object, kind: type[Exception]
-) -> None:
+def test_other_properties_are_refused(state, value, kind):
     with pytest.raises(kind) as caught:
         state.properties["p"] = value
     assert isinstance(caught.value, OdtpackError)
     assert "p" not in state.properties
 
 
-def test_properties_are_a_mapping(state: CheckpointState) -> None:
+def test_properties_are_a_mapping(state):
     assert len(state.properties) == 0
     state.properties["b"] = 1
     state.properties["a"] = "x"
@@ -155,7 +148,7 @@ def test_properties_are_a_mapping(state: CheckpointState) -> None:
         state.properties["odtpack.optimizer"] = "mine"
 
 
-def test_a_state_is_not_made_of_anything_else(regression: models.Files, tmp_path: Path) -> None:
+def test_a_state_is_not_made_of_anything_else(regression, tmp_path):
     with pytest.raises(TypeError):
         CheckpointState("checkpoint")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -164,7 +157,7 @@ def test_a_state_is_not_made_of_anything_else(regression: models.Files, tmp_path
         Module(regression.training, "checkpoint")  # type: ignore[arg-type]
 
 
-def test_a_nominal_state_has_names_only(tmp_path: Path) -> None:
+def test_a_nominal_state_has_names_only(tmp_path):
     data = CheckpointData({"W": np.zeros((3, 2), np.float32)}, {}, True, None, {"round": 1})
     write_checkpoint(tmp_path / "nominal", data)
     state = CheckpointState.load_checkpoint(tmp_path / "nominal")
@@ -196,7 +189,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return built_package(model, folder, freeze=["fc1.*"], nominal=True)
 
 
-def test_they_say_what_trains_and_how_far_it_is(package: Package) -> None:
+def test_they_say_what_trains_and_how_far_it_is(package):
     trained, total = 16 * 4 + 4, 8 * 16 + 16 + 16 * 4 + 4
     elements = f"{trained} of {total} elements train"
     assert repr(package) == f"Package(digits, cross_entropy, adamw, {elements})"
@@ -217,7 +210,7 @@ def test_they_say_what_trains_and_how_far_it_is(package: Package) -> None:
     assert repr(state).endswith(", optimizer at step 2)")
 
 
-def test_a_state_without_values_says_so(package: Package) -> None:
+def test_a_state_without_values_says_so(package):
     assert package.nominal_checkpoint is not None
     state = CheckpointState.load_checkpoint(package.nominal_checkpoint)
     assert repr(state) == "CheckpointState(4 parameters, names without values)"
@@ -225,7 +218,7 @@ def test_a_state_without_values_says_so(package: Package) -> None:
     assert "68 of 212 elements train, no values yet, evaluation mode" in repr(module)
 
 
-def test_results_and_profiles_are_short() -> None:
+def test_results_and_profiles_are_short():
     profile = load_profile("apple/iphone-16-pro")
     assert repr(profile).startswith("DeviceProfile(apple/iphone-16-pro, ios, ")
     assert str(profile) == repr(profile)
@@ -251,7 +244,7 @@ def held(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_all_are_replaced(tmp_path: Path) -> None:
+def test_all_are_replaced(tmp_path):
     for text in ("old", "new"):
         export(tmp_path, text)
         assert held(tmp_path) == dict.fromkeys(NAMES, text)
@@ -260,9 +253,7 @@ def test_all_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["replace", "fsync"])
 @pytest.mark.parametrize("killed", [True, False])
 @pytest.mark.parametrize("at", range(1, 8))
-def test_at_each_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, killed: bool, at: int
-) -> None:
+def test_at_each_call(tmp_path, monkeypatch, call, killed, at):
     export(tmp_path, "old")
     owner = Path if call == "replace" else os
     original, left = getattr(owner, call), at

@@ -112,7 +112,7 @@ def results(draw: st.DrawFn) -> SimulationResult:
 
 @given(st.data())
 @settings(max_examples=100, phases=[Phase.generate], deadline=None, derandomize=True)
-def test_nothing_that_a_file_can_hold_is_an_exception(data: st.DataObject) -> None:
+def test_nothing_that_a_file_can_hold_is_an_exception(data):
     base, head = data.draw(_hidden(results())), data.draw(_hidden(results()))
     budgets = parse_budgets(BUDGETS.encode())
     found = judge(head.result, budgets, baseline=base.result)
@@ -143,14 +143,14 @@ def _hidden(strategy: st.SearchStrategy[SimulationResult]) -> st.SearchStrategy[
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 63, 127])
-def test_student_points_are_those_of_scipy(freedom: int) -> None:
+def test_student_points_are_those_of_scipy(freedom):
     from scipy import stats  # takes a second: not while tests are collected
 
     assert student_t(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), rel=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 5, 40])
-def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
+def test_the_interval_is_that_of_a_paired_t_test(count):
     from scipy import stats
 
     random = np.random.default_rng(count)
@@ -161,7 +161,7 @@ def test_the_interval_is_that_of_a_paired_t_test(count: int) -> None:
     assert fall.fall == pytest.approx(float(np.mean(before - after)))
 
 
-def test_a_group_counts_as_its_samples() -> None:
+def test_a_group_counts_as_its_samples():
     """Five samples as groups of one, or some of them together: the same mean fall."""
     falls, sizes = [0.5, 0.1, 0.4, 0.2], [1, 1, 1, 2]
     fall = held_out_fall([(falls, sizes)], [([0.0] * 4, sizes)])
@@ -170,7 +170,7 @@ def test_a_group_counts_as_its_samples() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1] * 8, [4] * 11 + [1]])
-def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
+def test_chance_passes_an_end_in_one_of_twenty(sizes):
     """Drawn losses that differ by nothing but chance: 5 % above the interval, 5 % below."""
     random = np.random.default_rng(3)
     draws, root = 4000, np.sqrt(sizes)
@@ -184,7 +184,7 @@ def test_chance_passes_an_end_in_one_of_twenty(sizes: list[int]) -> None:
         assert 0.04 < count / draws < 0.06
 
 
-def test_pooling_keeps_the_mean() -> None:
+def test_pooling_keeps_the_mean():
     losses, sizes = list(np.random.default_rng(1).normal(1, 1, 1001)), [8] * 1000 + [3]
     means, counts = pooled(losses, sizes)
     assert len(means) == 128
@@ -193,13 +193,13 @@ def test_pooling_keeps_the_mean() -> None:
     assert np.average(np.array(means, float), weights=counts) == pytest.approx(expected)
 
 
-def test_the_smallest_groups_that_both_have_are_compared() -> None:
+def test_the_smallest_groups_that_both_have_are_compared():
     coarse, fine = ([1.0, 1.0], [4, 4]), ([1.0] * 8, [1] * 8)
     both = held_out_fall([coarse, fine], [coarse, fine])
     assert (both.groups, held_out_fall([coarse, fine], [coarse]).groups) == (8, 2)
 
 
-def test_without_two_finite_groups_there_is_no_interval() -> None:
+def test_without_two_finite_groups_there_is_no_interval():
     assert held_out_fall([], []) is None
     assert held_out_fall([([1.0], [3])], [([1.0], [3])]) is None
     assert held_out_fall([([1.0, 2.0], [1, 1])], [([1.0, None], [1, 1])]) is None
@@ -216,9 +216,7 @@ def test_without_two_finite_groups_there_is_no_interval() -> None:
     (8, -0.5, 0.1, "fail", "rose by 0.5"),
     (4, 0.5, 0.1, "not judged", "too few to tell"),
 ])  # fmt: skip
-def test_only_a_fall_beyond_its_noise_passes(
-    groups: int, fall: float, half: float, status: str, words: str
-) -> None:
+def test_only_a_fall_beyond_its_noise_passes(groups, fall, half, status, words):
     found = HeldOutFall(groups=groups, samples=880, fall=fall, low=fall - half, high=fall + half)
     learns = check(judge(with_fall(found)), "learns")
     assert learns.status == status
@@ -227,7 +225,7 @@ def test_only_a_fall_beyond_its_noise_passes(
     assert (learns.advice is not None) == (status == "fail")
 
 
-def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
+def test_a_loss_that_is_always_zero_fails_however_few_the_samples():
     result = with_fall(None)
     zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
     learns = check(judge(changed(result, training=zero)), "learns")
@@ -235,7 +233,7 @@ def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
     assert "exactly 0" in learns.message
 
 
-def test_budgets_can_switch_it_off() -> None:
+def test_budgets_can_switch_it_off():
     result = with_fall(None)
     assert check(judge(result), "learns").status == "not judged"
     switched = judged(result, "[budgets]\nlearns = false\n")
@@ -257,9 +255,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda samples, rate, status, groups: samples < 600 and rate > 0,
     ),
 )  # fmt: skip
-def test_a_model_that_learned_nothing_fails(
-    package: Path, tmp_path: Path, samples: int, rate: float, status: str, groups: int
-) -> None:
+def test_a_model_that_learned_nothing_fails(package, tmp_path, samples, rate, status, groups):
     result = judge(run(package, tmp_path, arrays(samples), rate))
     learns = check(result, "learns")
     assert learns.status == status, learns.message
@@ -270,7 +266,7 @@ def test_a_model_that_learned_nothing_fails(
     assert fall.fall == pytest.approx(before - after, abs=1e-5)
 
 
-def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_path: Path) -> None:
+def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_path):
     """Alone in its batch a sample has no negatives and no loss: it shows nothing."""
     package = tmp_path / "package"
     model, reads = zoo.mlp(sizes=(16, 16)), ("output", "input")

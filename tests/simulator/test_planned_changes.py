@@ -66,9 +66,7 @@ def transformer(case: Cases) -> Case:
     return case("transformer")
 
 
-def test_sgd_is_planned_as_a_package_that_is_built_with_it(
-    transformer: Case, tmp_path: Path
-) -> None:
+def test_sgd_is_planned_as_a_package_that_is_built_with_it(transformer, tmp_path):
     changes = changes_of(transformer.package, transformer.shapes)
     generate(zoo.transformer_encoder(), tmp_path, OptimType.SGD, additional_output_names=["output"])
     built = planned(tmp_path, transformer.shapes)
@@ -77,9 +75,7 @@ def test_sgd_is_planned_as_a_package_that_is_built_with_it(
 
 
 @pytest.mark.parametrize("count", split([9, 26], lambda count: count == 26))
-def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
-    transformer: Case, tmp_path: Path, count: int
-) -> None:
+def test_frozen_layers_are_planned_as_a_package_that_is_built_so(transformer, tmp_path, count):
     package = transformer.package
     layers = trained_layers(onnx.load(package.training_model).graph, package.manifest)
     assert layers[0][0].name == "token_embedding.weight"
@@ -98,7 +94,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     assert change.peak_bytes == pytest.approx(planned(tmp_path, transformer.shapes), rel=0.03)
 
 
-def test_a_weight_that_is_multiplied_by_itself_again_and_again(mlp: Case) -> None:
+def test_a_weight_that_is_multiplied_by_itself_again_and_again(mlp):
     """It is carried once through every node, not twice as often as through the one before."""
     manifest = mlp.package.manifest
     weight = next(p for p in manifest.parameters if len(p.shape) == 2)
@@ -111,7 +107,7 @@ def test_a_weight_that_is_multiplied_by_itself_again_and_again(mlp: Case) -> Non
     assert trained_layers(onnx.helper.make_graph(nodes, "g", [], []), manifest)[0][0] == weight
 
 
-def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> None:
+def test_micro_batches_are_planned_with_their_accumulation(tmp_path):
     case = make_case("cnn", tmp_path)
     onnx.save(zoo.cnn(), tmp_path / "cnn.onnx")
     build_package(
@@ -139,9 +135,7 @@ def memory_check(result: SimulationResult, metric: str = "memory_limit") -> Chec
     return found
 
 
-def test_a_recommender_is_advised_to_freeze_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recommender_is_advised_to_freeze_its_table(tmp_path, monkeypatch):
     """And what the advice says it needs, it needs: trained so for real, it fits."""
     monkeypatch.chdir(tmp_path / "..")
     generate(recommender(), tmp_path / "package", OptimType.AdamW)
@@ -166,7 +160,7 @@ def test_a_recommender_is_advised_to_freeze_its_table(
     assert "where the package is" in (memory_check(lost, "peak_memory").advice or "")
 
 
-def test_what_is_frozen_already_is_not_proposed(tmp_path: Path) -> None:
+def test_what_is_frozen_already_is_not_proposed(tmp_path):
     generate(
         recommender(), tmp_path / "package", OptimType.AdamW,
         requires_grad=["w2", "b2"], frozen_params=["items", "w1", "b1"],
@@ -181,7 +175,7 @@ def test_what_is_frozen_already_is_not_proposed(tmp_path: Path) -> None:
     assert "freeze" not in advice.for_step_latency(result, 0.001, None)
 
 
-def test_a_budget_for_the_peak_is_planned_for_too(tmp_path: Path) -> None:
+def test_a_budget_for_the_peak_is_planned_for_too(tmp_path):
     generate(recommender(), tmp_path / "package", OptimType.AdamW)
     np.savez(tmp_path / "data.npz", input=np.zeros((64, 4), np.int64), labels=np.zeros(64, int))
     budgets = parse_budgets(b'[budgets]\npeak_memory = "12 MB"')

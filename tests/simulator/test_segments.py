@@ -19,7 +19,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack_runtime import Package
 from odtpack_simulator.device.app import APP_FOOTPRINTS, MARGIN
 from odtpack_simulator.device.kits import Kit, kit_of
-from odtpack_simulator.device.profile import DeviceProfile, OsClass
+from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host
 from odtpack_simulator.memory.arena import SessionUse, session_use
@@ -78,7 +78,7 @@ def shapes(batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("input_ids", "labels"), (batch, tokens))
 
 
-def test_predicted_and_measured(built: Built, tmp_path: Path) -> None:
+def test_predicted_and_measured(built, tmp_path):
     """The peak of every kind of sessions and size; the mapped weights count in neither."""
     errors = {}
     for name in WAYS:
@@ -95,7 +95,7 @@ def test_predicted_and_measured(built: Built, tmp_path: Path) -> None:
     assert statistics.median(map(abs, errors.values())) <= 0.03, errors
 
 
-def test_what_the_child_measures_is_seen_from_outside(built: Built, tmp_path: Path) -> None:
+def test_what_the_child_measures_is_seen_from_outside(built, tmp_path):
     package = built("float32")
     assert sum(w.nbytes for w in package.manifest.segments.tensors) > 10**7
     seen: list[int] = []
@@ -117,7 +117,7 @@ def test_what_the_child_measures_is_seen_from_outside(built: Built, tmp_path: Pa
     assert max(seen) - started[0] == pytest.approx(found, rel=0.06)
 
 
-def test_operators_are_counted_as_often_as_their_piece_runs(built: Built, tmp_path: Path) -> None:
+def test_operators_are_counted_as_often_as_their_piece_runs(built, tmp_path):
     package = built("int4")
     job = dataclasses.replace(job_of(package, 1, 32, tmp_path), task="time")
     timing = measure_host(job)
@@ -138,7 +138,7 @@ def test_operators_are_counted_as_often_as_their_piece_runs(built: Built, tmp_pa
     assert timing.model_bytes == sum(files.values()) - others
 
 
-def test_what_it_takes_for_another_run(built: Built, tmp_path: Path) -> None:
+def test_what_it_takes_for_another_run(built, tmp_path):
     """Other frozen weights are another training, though no model differs."""
     package = built("int4")
     before = run_digest(job_of(package, 1, 32, tmp_path))
@@ -153,7 +153,7 @@ def test_what_it_takes_for_another_run(built: Built, tmp_path: Path) -> None:
     assert run_digest(job_of(changed, 1, 32, tmp_path)) != before
 
 
-def test_layers_of_all_segments(built: Built) -> None:
+def test_layers_of_all_segments(built):
     package = built("int4")
     graph = whole_graph(package)
     made = {name for node in graph.node for name in node.output}
@@ -181,7 +181,7 @@ def simulated(
 JUDGED = {"learning_rate": 0.001, "judge": lambda found: judge(found, None)}
 
 
-def test_a_simulation(built: Built, tmp_path: Path) -> None:
+def test_a_simulation(built, tmp_path):
     package = built("int4")
     peak = plan_memory(package, shapes(2, 64)).peak.nbytes
     profiles = [make_profile("enough", int(1.2 * peak)), make_profile("tiny", int(0.7 * peak))]
@@ -210,9 +210,7 @@ def test_a_simulation(built: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["ios", "macos"])
-def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
-    system: OsClass, built: Built, tmp_path: Path
-) -> None:
+def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(system, built, tmp_path):
     """Apps of these systems train with the Swift kit unless the user names another."""
     package = built("int4")
     peak = plan_memory(package, shapes(2, 64)).peak.nbytes
@@ -236,9 +234,7 @@ def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
 
 
 @pytest.mark.parametrize("size", [(1, 256), (4, 96)])
-def test_of_a_kit_that_cannot_share_an_arena(
-    size: tuple[int, int], built: Built, tmp_path: Path
-) -> None:
+def test_of_a_kit_that_cannot_share_an_arena(size, built, tmp_path):
     """Its sessions have none: with one each they would hold the peaks of all at once."""
     package = built("int4")
     use = session_use(package.manifest, "kotlin")
@@ -253,7 +249,7 @@ def test_of_a_kit_that_cannot_share_an_arena(
     assert plan_memory(package, shapes(*size), SessionUse("own", False)).peak.nbytes > 1.3 * found
 
 
-def test_a_simulation_of_an_app_in_kotlin(built: Built, tmp_path: Path) -> None:
+def test_a_simulation_of_an_app_in_kotlin(built, tmp_path):
     package = built("int4")
     peak = plan_memory(package, shapes(2, 64), SessionUse("none", False)).peak.nbytes
     limit = int(1.3 * peak) + 3 * 10**7  # with what the JVM takes besides
@@ -265,9 +261,7 @@ def test_a_simulation_of_an_app_in_kotlin(built: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["linux", "web"])
-def test_a_simulation_of_an_app_in_javascript(
-    system: OsClass, built: Built, tmp_path: Path
-) -> None:
+def test_a_simulation_of_an_app_in_javascript(system, built, tmp_path):
     """Its kit reads the weights of a segment into memory; a page has all of them there too."""
     package = built("float32")
     sizes = {each.name: each.nbytes for each in package.manifest.segments.tensors}

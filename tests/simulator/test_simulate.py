@@ -17,7 +17,7 @@ from odtpack_runtime import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator import simulation as module
 from odtpack_simulator.campaign import run_campaign
-from odtpack_simulator.device.profile import AppState, DeviceProfile
+from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.memory.memory_plan import MemoryPlan, plan_memory
@@ -71,7 +71,7 @@ def done(mlp: Case) -> Done:
     return Done(simulated(mlp, *PROFILES, **more), progress)
 
 
-def test_schedule_and_package(done: Done, mlp: Case) -> None:
+def test_schedule_and_package(done, mlp):
     result = done.result
     assert (result.data.samples, result.data.held_out_samples) == (241, 48)
     assert result.data.steps == len(result.training.losses) == 8  # 193 samples, twice
@@ -82,14 +82,14 @@ def test_schedule_and_package(done: Done, mlp: Case) -> None:
     assert result.host.threads == 1
 
 
-def test_training(done: Done) -> None:
+def test_training(done):
     training = done.result.training
     assert training.metric_name == "accuracy"
     assert 0 <= training.metric_before <= 1
     assert None not in (training.eval_loss_before, training.eval_loss_after)
 
 
-def test_memory(done: Done) -> None:
+def test_memory(done):
     memory = done.result.memory
     assert memory.predicted.peak_bytes == memory.predicted.breakdown.total
     assert memory.measured_peak_bytes == pytest.approx(memory.predicted.peak_bytes, abs=3e6)
@@ -97,7 +97,7 @@ def test_memory(done: Done) -> None:
     assert peaks == {memory.predicted.peak_bytes}
 
 
-def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_planned_as_it_occurs(mlp, monkeypatch):
     """48 samples are held out, fewer than a batch, or none; three batches and a part are left."""
 
     class StoppedError(Exception):
@@ -116,7 +116,7 @@ def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.Mo
     assert asked == [(48, {193}, 8), (0, {241}, 8)]
 
 
-def test_data_have_a_digest(done: Done, mlp: Case) -> None:
+def test_data_have_a_digest(done, mlp):
     with np.load(mlp.data) as data:
         arrays = dict(data)
     assert done.result.data.sha256 == _sha256(arrays, 0)
@@ -124,7 +124,7 @@ def test_data_have_a_digest(done: Done, mlp: Case) -> None:
     assert len({_sha256(each, apart) for each in (arrays, others) for apart in (0, 48)}) == 4
 
 
-def test_device_with_room(done: Done) -> None:
+def test_device_with_room(done):
     device = done.device("large")
     assert (device.training.outcome, device.training.steps_done) == ("completed", 8)
     assert device.training.final_loss == done.result.training.losses[-1]
@@ -132,7 +132,7 @@ def test_device_with_room(done: Done) -> None:
     assert device.latency.step_ms is not None
 
 
-def test_device_without_room(done: Done) -> None:
+def test_device_without_room(done):
     device = done.device("tiny")
     assert device.training.outcome == "completed"
     assert "not enough by the plan" in device.training.detail
@@ -141,7 +141,7 @@ def test_device_without_room(done: Done) -> None:
     )
 
 
-def test_device_about_which_nothing_is_known(done: Done) -> None:
+def test_device_about_which_nothing_is_known(done):
     device = done.device("unknown")
     assert device.memory.limit_bytes is None
     assert device.memory.measured_peak_bytes == done.result.memory.measured_peak_bytes
@@ -149,7 +149,7 @@ def test_device_about_which_nothing_is_known(done: Done) -> None:
     assert "unknown" in device.training.detail
 
 
-def test_devices_share_what_is_computed(done: Done) -> None:
+def test_devices_share_what_is_computed(done):
     peaks = {d.memory.measured_peak_bytes for d in done.result.devices}
     assert peaks == {done.result.memory.measured_peak_bytes}  # one training for all of them
     assert [now.stage for now in done.progress if now.step == 0] == [
@@ -157,7 +157,7 @@ def test_devices_share_what_is_computed(done: Done) -> None:
     ]
 
 
-def test_only_near_limits_are_held(done: Done) -> None:
+def test_only_near_limits_are_held(done):
     tiny, near, large = (done.device(name) for name in ("tiny", "near", "large"))
     assert tiny.memory.held is None
     assert near.memory.held is not None
@@ -166,14 +166,14 @@ def test_only_near_limits_are_held(done: Done) -> None:
     assert "far above" in large.training.detail
 
 
-def test_interruptions(done: Done) -> None:
+def test_interruptions(done):
     info = done.result.interruption
     assert [each.at for each in info.interruptions].count("save") == 1
     assert len(info.interruptions) == INTERRUPTIONS
     assert info.equal is True
 
 
-def test_campaigns(done: Done) -> None:
+def test_campaigns(done):
     campaign = done.device("large").campaign
     assert campaign.active_s is not None
     trained = done.result.training.curve
@@ -184,7 +184,7 @@ def test_campaigns(done: Done) -> None:
     assert "active_s" in {each.figure for each in unknown.not_judged}
 
 
-def test_phases_and_metric_interval(done: Done) -> None:
+def test_phases_and_metric_interval(done):
     memory = done.result.memory
     phases = memory.phases
     assert max(phase.predicted_bytes for phase in phases) == memory.predicted.peak_bytes
@@ -203,7 +203,7 @@ def test_phases_and_metric_interval(done: Done) -> None:
     assert training.metric_interval[0] < training.metric_after < training.metric_interval[1]
 
 
-def test_progress(done: Done) -> None:
+def test_progress(done):
     assert [now.run for now in done.progress] == sorted(now.run for now in done.progress)
     assert {now.runs for now in done.progress} == {done.progress[-1].run} == {4}
     measuring = [now for now in done.progress if now.stage == "measuring"]
@@ -212,9 +212,7 @@ def test_progress(done: Done) -> None:
     assert (done.progress[-1].step, done.progress[-1].steps) == (2, 2)
 
 
-def test_the_number_of_devices_adds_no_replays(
-    mlp: Case, monkeypatch: pytest.MonkeyPatch, done: Done
-) -> None:
+def test_the_number_of_devices_adds_no_replays(mlp, monkeypatch, done):
     """Fifty limits around the peak take one replay, and their verdicts have one threshold."""
     peak = done.result.memory.predicted.peak_bytes
     held: list[int | None] = []
@@ -233,9 +231,7 @@ def test_the_number_of_devices_adds_no_replays(
     assert set(outcomes) == {"over", "close", "fits"}
 
 
-def test_a_plan_that_is_too_low_is_told(
-    mlp: Case, monkeypatch: pytest.MonkeyPatch, done: Done
-) -> None:
+def test_a_plan_that_is_too_low_is_told(mlp, monkeypatch, done):
     """Replays are ended where it fits: these devices fail, and the check asks for a report."""
     plan = module.plan_memory
 
@@ -260,7 +256,7 @@ def test_a_plan_that_is_too_low_is_told(
     assert "MB" in detail or "out of memory" in detail
 
 
-def test_pieces_and_background(mlp: Case) -> None:
+def test_pieces_and_background(mlp):
     policy = Policy(state="background", pieces=3, save_every=2, sessions_per_day=2)
     result = simulated(mlp, PROFILES[0], policy=policy)
     assert result.data.steps == len(result.training.losses) == 8  # of 65, 64 and 64 samples, twice
@@ -273,9 +269,7 @@ def test_pieces_and_background(mlp: Case) -> None:
 
 
 @pytest.mark.parametrize(("pieces", "largest"), [(1, 193), (10, 20)])
-def test_memory_is_planned_for_the_largest_batch_that_occurs(
-    mlp: Case, pieces: int, largest: int
-) -> None:
+def test_memory_is_planned_for_the_largest_batch_that_occurs(mlp, pieces, largest):
     def peak(size: int) -> SimulationResult:
         policy = Policy(pieces=pieces)
         return simulated(mlp, PROFILES[0], policy=policy, batch_size=size, epochs=1)
@@ -292,7 +286,7 @@ def test_memory_is_planned_for_the_largest_batch_that_occurs(
         assert words in render_report(asked, form).decode()
 
 
-def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
+def test_side_by_side_is_the_same(mlp, done):
     more = {"interruptions": INTERRUPTIONS, "executor": LocalExecutor(2)}
     again = simulated(mlp, PROFILES[0], **more)
     assert again.interruption.interruptions == done.result.interruption.interruptions
@@ -300,7 +294,7 @@ def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
 
 
 @pytest.mark.sweep  # test_executor has what is particular to Ray
-def test_on_ray(mlp: Case, done: Done) -> None:
+def test_on_ray(mlp, done):
     """A simulation whose replays run on a cluster, which sees none of this machine's files."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
     more = {"interruptions": INTERRUPTIONS, "executor": RayExecutor("local", 2)}
@@ -313,7 +307,7 @@ def test_on_ray(mlp: Case, done: Done) -> None:
     assert [d.memory.held is not None for d in again.devices] == [True]
 
 
-def test_verdicts_come_from_judge(done: Done, tmp_path: Path) -> None:
+def test_verdicts_come_from_judge(done, tmp_path):
     assert done.result.verdict == "not judged"
     judged = judge(done.result)
     assert [d.verdict for d in judged.devices] == ["pass", "pass", "fail", "pass", "not judged"]
@@ -323,7 +317,7 @@ def test_verdicts_come_from_judge(done: Done, tmp_path: Path) -> None:
     assert load_result(path) == judged
 
 
-def test_same_seed_same_training(done: Done, mlp: Case) -> None:
+def test_same_seed_same_training(done, mlp):
     again = simulate(mlp.folder / "package" / "manifest.json", mlp.data, [], **ARGUMENTS)
     assert again.training == done.result.training
     assert again.memory.predicted == done.result.memory.predicted
@@ -342,19 +336,19 @@ def test_same_seed_same_training(done: Done, mlp: Case) -> None:
     ({"data_path": "gone.npz"}, "data-not-found"),
     ({"package_path": "gone"}, "package-not-found"),
 ])  # fmt: skip
-def test_bad_arguments(changes: dict[str, object], code: str, mlp: Case) -> None:
+def test_bad_arguments(changes, code, mlp):
     given = {"package_path": mlp.folder / "package", "data_path": mlp.data, "profiles": []}
     with refused(code):
         simulate(**given | ARGUMENTS | changes)  # type: ignore[arg-type]
 
 
-def test_data_that_do_not_fit(mlp: Case, tmp_path: Path) -> None:
+def test_data_that_do_not_fit(mlp, tmp_path):
     np.savez(tmp_path / "data.npz", input=mlp.inputs)
     with refused("data-missing", "labels"):
         simulate(mlp.folder / "package", tmp_path / "data.npz", [], **ARGUMENTS)
 
 
-def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_training_that_is_killed(mlp, monkeypatch):
     """Without a limit, running out of memory is a failure of this machine."""
     run_training_child = module.run_training_child
 
@@ -366,7 +360,7 @@ def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch
         simulated(mlp)
 
 
-def test_a_million_epochs_are_extrapolated_from_a_part(mlp: Case) -> None:
+def test_a_million_epochs_are_extrapolated_from_a_part(mlp):
     """Losses are those of the part, times those of the whole schedule; and it says so."""
     result = simulated(mlp, make_profile("large", 10**9), most_steps=8, epochs=10**6)
     assert (result.data.steps, result.data.trained_steps) == (4 * 10**6, 8)
@@ -378,7 +372,7 @@ def test_a_million_epochs_are_extrapolated_from_a_part(mlp: Case) -> None:
     assert device.campaign.active_s.low == pytest.approx(least, rel=0.01)
 
 
-def test_a_language_model_has_tokens_and_an_adapter(tmp_path: Path) -> None:
+def test_a_language_model_has_tokens_and_an_adapter(tmp_path):
     model = llama.exported(llama.llama(), tmp_path / "model.onnx")
     adapter = AdapterSpec("lora", on=("*.q_proj",), rank=2)
     build_package(model, tmp_path / "package", loss="next_token", adapter=adapter)
@@ -417,7 +411,7 @@ def poisoned(tmp_path: Path) -> Case:
     return Case("rooted", tmp_path, 8, inputs, labels)
 
 
-def test_a_replay(poisoned: Case, tmp_path: Path) -> None:
+def test_a_replay(poisoned, tmp_path):
     job = poisoned.job(tmp_path / "child")
     found = run_training_child(job)
     assert found.steps_done == job.steps > 1
@@ -427,7 +421,7 @@ def test_a_replay(poisoned: Case, tmp_path: Path) -> None:
     assert found.not_finite == "step 1: not finite: gradient of second"
 
 
-def test_a_search(poisoned: Case, tmp_path: Path) -> None:
+def test_a_search(poisoned, tmp_path):
     job = poisoned.job(tmp_path / "child")
     found = train(Trial(str(tmp_path / "package"), job.data, job.schedule, 0.01))
     assert found.loss is None
@@ -436,7 +430,7 @@ def test_a_search(poisoned: Case, tmp_path: Path) -> None:
     )
 
 
-def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
+def test_a_simulation(poisoned, tmp_path):
     data = tmp_path / "data.npz"
     result = judge(simulate(tmp_path / "package", data, [], epochs=1, batch_size=8, seed=0))
     assert result.training.skipped_batches == len(result.training.losses) > 1
@@ -447,7 +441,7 @@ def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(1, "1 batch was"), (3, "3 batches were")])
-def test_losses_and_gradients_are_counted_once(skipped: int, words: str) -> None:
+def test_losses_and_gradients_are_counted_once(skipped, words):
     update = {"losses": [2.3, None, 2.2], "skipped_batches": skipped, "not_finite": "step 3: why"}
     finite = check(judge(changed(make_result([]), training=update)), "finite_loss")
     assert finite.actual == skipped
@@ -506,7 +500,7 @@ def expected_losses(folder: Path, rate: float) -> list[float]:
 
 
 @pytest.mark.parametrize("state", ["foreground", "background"])
-def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) -> None:
+def test_times_are_those_of_a_step_that_occurs(folder, state):
     """40 samples are 2 batches of 32, fewer than a step accumulates; or 10 of 4 in 4 steps."""
     profile, policy = make_profile("large", 10**9), Policy(state=state, save_every=2)
     few, many = (
@@ -527,7 +521,7 @@ def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) ->
 
 
 @pytest.mark.parametrize("rate", [None, 0.3])
-def test_losses_are_those_of_the_recipe(folder: Path, rate: float | None) -> None:
+def test_losses_are_those_of_the_recipe(folder, rate):
     phone = make_profile("large", 10**9)
     result = of_recipe(folder, phone, epochs=EPOCHS, learning_rate=rate)
     expected = expected_losses(folder, RATE if rate is None else rate)
@@ -541,7 +535,7 @@ def test_losses_are_those_of_the_recipe(folder: Path, rate: float | None) -> Non
     assert "take 448 B of" in advice.for_package_size(result)
 
 
-def test_a_step_calls_the_optimizer_once(folder: Path) -> None:
+def test_a_step_calls_the_optimizer_once(folder):
     """Operators are counted over whole steps: three batches and one update each."""
     calls: Counter[str] = Counter()
     for cost in of_recipe(folder).latency_host.by_operator:
@@ -551,13 +545,13 @@ def test_a_step_calls_the_optimizer_once(folder: Path) -> None:
     assert calls["Sqrt"] * 5 == calls["Tanh"] * 2
 
 
-def test_a_warm_up_that_does_not_fit(folder: Path) -> None:
+def test_a_warm_up_that_does_not_fit(folder):
     with refused("bad-schedule", "total_steps") as caught:
         of_recipe(folder, batch_size=40)
     assert caught.value.hint == "the training makes 1 steps: replay more epochs"
 
 
-def test_working_memory_of_the_optimizer_counts_elements_of_eight_bytes(folder: Path) -> None:
+def test_working_memory_of_the_optimizer_counts_elements_of_eight_bytes(folder):
     package = Package.open(folder / "package")
     plan = plan_memory(package, {"x": (BATCH, 5), "target": (BATCH, 3)})
     phase = next(phase for phase in plan.phases if phase.name == "optimizer step")
@@ -569,7 +563,7 @@ def test_working_memory_of_the_optimizer_counts_elements_of_eight_bytes(folder: 
 # What ``import odtpack_simulator`` gives, and what it costs.
 
 
-def test_all_names_are_there() -> None:
+def test_all_names_are_there():
     from odtpack_simulator import simulation
     from odtpack_simulator.figures.judge import judge
     from odtpack_simulator.result import load_result
@@ -582,12 +576,12 @@ def test_all_names_are_there() -> None:
         assert name in dir(sim)
 
 
-def test_other_names_are_not() -> None:
+def test_other_names_are_not():
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         sim.simulat  # noqa: B018
 
 
-def test_the_import_alone_loads_nothing_else() -> None:
+def test_the_import_alone_loads_nothing_else():
     code = (
         "import sys; before = set(sys.modules)\n"
         "import odtpack_simulator as sim\n"
@@ -599,7 +593,7 @@ def test_the_import_alone_loads_nothing_else() -> None:
     assert done.stdout == "['odtpack_simulator']\n['odtpack_simulator']\n"
 
 
-def test_an_overflow_of_mixed_precision_is_no_fault(poisoned: Case, tmp_path: Path) -> None:
+def test_an_overflow_of_mixed_precision_is_no_fault(poisoned, tmp_path):
     options = {"loss": "cross_entropy", "precision": "mixed", "self_check": False}
     with OVERFLOWS:
         build_package(zoo.mlp((4, 5, 3)), tmp_path / "mixed", **options)

@@ -70,7 +70,7 @@ def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
     (SGD(weight_decay=0.1), 2),
     (SGD(momentum=0.9, nesterov=True), 3),
 ], ids=lambda value: value.kind if isinstance(value, Optimizer) else None)  # fmt: skip
-def test_values_are_those_of_the_formula(formula: Optimizer, products: int) -> None:
+def test_values_are_those_of_the_formula(formula, products):
     """In float64 nothing is fused."""
     single = model_of(formula, ir.DataType.FLOAT)
     double = model_of(formula, ir.DataType.DOUBLE)
@@ -87,7 +87,7 @@ def test_values_are_those_of_the_formula(formula: Optimizer, products: int) -> N
         np.testing.assert_allclose(value, wanted[name], rtol=2e-6, atol=1e-7, err_msg=name)
 
 
-def test_a_rate_of_zero_changes_nothing() -> None:
+def test_a_rate_of_zero_changes_nothing():
     for formula in (SGD(), AdamW()):
         model = model_of(formula, ir.DataType.FLOAT)
         feeds = {n: a if n == "step" else a.astype(np.float32) for n, a in feeds_of(model).items()}

@@ -140,7 +140,7 @@ ADAMW, LION = AdamW(weight_decay=0.01), Lion(beta1=0.5, beta2=0.6, weight_decay=
     ("name", "formula"), [*((name, ADAMW) for name in MODELS), ("mlp", LION), ("cnn", LION)]
 )
 @pytest.mark.usefixtures("sizes")
-def test_in_place_as_beside_on_every_level(name: str, formula: Formula, tmp_path: Path) -> None:
+def test_in_place_as_beside_on_every_level(name, formula, tmp_path):
     """ONNX Runtime checks no alias: each graph that it makes is held to the last bit."""
     model = MODELS[name]()
     package = package_of(model, tmp_path, formula)
@@ -164,9 +164,7 @@ def _tokens() -> list[np.ndarray]:
 @pytest.mark.parametrize("level", ["disabled", "basic", "extended", "all"])
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("mobilenet")])
 @pytest.mark.usefixtures("sizes")
-def test_what_reads_a_parameter_runs_before_its_update(
-    name: str, level: str, tmp_path: Path
-) -> None:
+def test_what_reads_a_parameter_runs_before_its_update(name, level, tmp_path):
     """In the graph as ONNX Runtime executes it, views of the parameter included."""
     package = package_of(MODELS[name](), tmp_path, SGD(momentum=0.9))
     shapes = {"input": (4, *package.manifest.inputs[0].shape[1:]), "labels": (4,)}
@@ -188,9 +186,7 @@ def test_what_reads_a_parameter_runs_before_its_update(
         assert read[value] <= place, value
 
 
-def test_an_update_runs_before_the_gradients_of_layers_below_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_update_runs_before_the_gradients_of_layers_below_it(monkeypatch, tmp_path):
     """Else each gradient, and what it is computed from, would be kept to the end of the step."""
     monkeypatch.setattr(step_models, "OWN", 512)
     layers = 4
@@ -224,7 +220,7 @@ FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.usefixtures("sizes")
-def test_ten_steps_as_with_two_models(formula: str, tmp_path: Path) -> None:
+def test_ten_steps_as_with_two_models(formula, tmp_path):
     model = MODELS["mlp" if formula == "lion" else "transformer"]()
     package = package_of(model, tmp_path, *FORMULAS[formula])
     # Lion takes the sign of each change: once rounding has decided one, runs part. Of the
@@ -242,7 +238,7 @@ def test_ten_steps_as_with_two_models(formula: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mobilenet-train"])
 @pytest.mark.usefixtures("sizes")
-def test_networks_as_with_two_models(name: str, tmp_path: Path) -> None:
+def test_networks_as_with_two_models(name, tmp_path):
     model = MODELS[name]()
     package = package_of(model, tmp_path, SGD(momentum=0.5))
     feeds = [*batch(model, 4)] if name != "tables" else _tokens()
@@ -255,7 +251,7 @@ def test_networks_as_with_two_models(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(others[key], value, rtol=0, atol=limit, err_msg=key)
 
 
-def test_statistics_of_batches_are_updated(tmp_path: Path) -> None:
+def test_statistics_of_batches_are_updated(tmp_path):
     """One step: later ones of batch normalization in training mode amplify rounding."""
     model = MODELS["mobilenet-train"]()
     package = package_of(model, tmp_path, SGD())
@@ -267,7 +263,7 @@ def test_statistics_of_batches_are_updated(tmp_path: Path) -> None:
         np.testing.assert_allclose(others[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_as_pytorch(tmp_path: Path) -> None:
+def test_as_pytorch(tmp_path):
     model = zoo.mlp((300, 900, 10))  # the first matrix is updated in parts
     formula = AdamW(weight_decay=0.1, epsilon=1e-8, formula="pytorch")
     package = package_of(model, tmp_path, formula)
@@ -285,7 +281,7 @@ def test_as_pytorch(tmp_path: Path) -> None:
         assert loss == pytest.approx(wanted.item(), rel=1e-4)
 
 
-def test_a_gradient_smaller_than_its_factors_exists_whole(tmp_path: Path) -> None:
+def test_a_gradient_smaller_than_its_factors_exists_whole(tmp_path):
     """Of the batch that memory is made small for: large factors would wait for the update."""
     model, found = zoo.mlp((300, 900, 10)), {}
     for size in (2, 4096):
@@ -303,7 +299,7 @@ def test_a_gradient_smaller_than_its_factors_exists_whole(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
-def test_with_a_memory_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_memory_budget(share, monkeypatch):
     """What is computed again reads parameters late; still every step is the same."""
     monkeypatch.setattr(step_models, "OWN", 64)
     model = zoo.transformer_encoder(d=64, layers=2, ff=256, opset=14)
@@ -342,9 +338,7 @@ def _feeds(step: ir.Model, graphs: Graphs, model: onnx.ModelProto) -> dict[str, 
     ("formula", "update", "steps"),
     [(AdamW(), {"clip_norm": 1.0}, 1), (Adafactor(), {}, 1), (AdamW(), {}, 2)],
 )
-def test_no_step_model_where_all_gradients_are_needed(
-    formula: Formula, update: dict[str, Any], steps: int, tmp_path: Path
-) -> None:
+def test_no_step_model_where_all_gradients_are_needed(formula, update, steps, tmp_path):
     onnx.save(MODELS["mlp"](), tmp_path / "model.onnx")
     manifest = build_package(
         tmp_path / "model.onnx", tmp_path / "package", loss="cross_entropy", optimizer=formula,
@@ -353,7 +347,7 @@ def test_no_step_model_where_all_gradients_are_needed(
     assert manifest.files.step_model is None
 
 
-def test_by_itself_where_gradients_take_a_megabyte(tmp_path: Path) -> None:
+def test_by_itself_where_gradients_take_a_megabyte(tmp_path):
     for name, model, wanted in (
         ("small", zoo.mlp((40, 30, 10)), False),
         ("large", zoo.mlp((784, 400, 10)), True),
@@ -375,7 +369,7 @@ build_package(*sys.argv[1:], loss="cross_entropy", step_model="always", self_che
 """
 
 
-def test_same_recipe_same_bytes(tmp_path: Path) -> None:
+def test_same_recipe_same_bytes(tmp_path):
     """Built once more in another process, which hashes otherwise."""
     here = package_of(MODELS["transformer"](), tmp_path, AdamW()).step_model
     arguments = [sys.executable, "-c", BUILD, tmp_path / "model.onnx", tmp_path / "there"]
@@ -384,7 +378,7 @@ def test_same_recipe_same_bytes(tmp_path: Path) -> None:
     assert here.read_bytes() == there.read_bytes()
 
 
-def test_the_training_model_is_loaded_on_demand(tmp_path: Path) -> None:
+def test_the_training_model_is_loaded_on_demand(tmp_path):
     model = MODELS["mlp"]()
     package = package_of(model, tmp_path, AdamW())
     feeds = [*batch(model, 4)]
@@ -408,7 +402,7 @@ def test_the_training_model_is_loaded_on_demand(tmp_path: Path) -> None:
     assert np.abs(state.parameters["fc1.weight"].data - before).max() > 0
 
 
-def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
+def test_a_training_goes_on_from_the_other_way(tmp_path):
     """Checkpoints are alike: two steps, saved, and three more by the other models."""
     model = MODELS["mlp"]()
     package = package_of(model, tmp_path, AdamW(weight_decay=0.01))
@@ -426,7 +420,7 @@ def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
         np.testing.assert_allclose(parameter.data, wanted[name], rtol=1e-5, atol=1e-7)
 
 
-def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> None:
+def test_gradients_are_kept_where_something_asks_for_them(tmp_path):
     model = MODELS["mlp"]()
     _, module, optimizer = opened(package_of(model, tmp_path, SGD()))
     feeds = [*batch(model, 4)]
@@ -443,7 +437,7 @@ def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> Non
     assert module.flat.gradients.any()
 
 
-def test_bad_input_changes_nothing(tmp_path: Path) -> None:
+def test_bad_input_changes_nothing(tmp_path):
     model = MODELS["mlp"]()
     state, _, optimizer = opened(package_of(model, tmp_path, SGD()))
     before = {name: p.data.copy() for name, p in state.parameters}
@@ -455,7 +449,7 @@ def test_bad_input_changes_nothing(tmp_path: Path) -> None:
         np.testing.assert_array_equal(parameter.data, before[name])
 
 
-def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
+def test_a_step_model_of_another_package_is_refused(tmp_path):
     folders = {name: tmp_path / name for name in ("one", "other", "third")}
     for folder in folders.values():
         folder.mkdir()
@@ -476,9 +470,7 @@ def test_a_step_model_of_another_package_is_refused(tmp_path: Path) -> None:
 SIZES = (300, 900, 3)  # a matrix of more than 2^18 elements
 
 
-def test_each_device_has_the_times_of_its_kit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_device_has_the_times_of_its_kit(tmp_path, monkeypatch):
     build_package(zoo.mlp(SIZES), tmp_path / "package", loss="cross_entropy")
     random = np.random.default_rng(0)
     samples = random.standard_normal((24, SIZES[0])).astype(np.float32)

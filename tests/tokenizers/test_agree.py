@@ -302,7 +302,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_tokens_and_labels_are_those_of_python(language: str, kind: str, folder: Path) -> None:
+def test_tokens_and_labels_are_those_of_python(language, kind, folder):
     program = LANGUAGES[language]()
     file, rows, expected = wanted(kind, folder)
     command = [*program, str(file), str(LENGTH), str(rows)]

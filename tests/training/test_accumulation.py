@@ -37,7 +37,7 @@ def build(model: onnx.ModelProto, folder: Path, k: int, **options: object) -> Pa
 
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_small_batches_equal_the_large_one(name: str, k: int, tmp_path: Path) -> None:
+def test_small_batches_equal_the_large_one(name, k, tmp_path):
     model = MODELS[name]()
     update = {"clip_norm": 0.5}
     large = open_training(build(model, tmp_path / "large", 1, **update))
@@ -71,7 +71,7 @@ def test_small_batches_equal_the_large_one(name: str, k: int, tmp_path: Path) ->
             )
 
 
-def test_the_package_says_so(tmp_path: Path) -> None:
+def test_the_package_says_so(tmp_path):
     model = MODELS["mlp"]()
     for k in (1, 4):
         folder = build(model, tmp_path / str(k), k)
@@ -87,13 +87,13 @@ def test_the_package_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("k", [0, -2])
-def test_less_than_one_batch(k: int, tmp_path: Path) -> None:
+def test_less_than_one_batch(k, tmp_path):
     with refused("bad-accumulation"):
         build(MODELS["mlp"](), tmp_path, k)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path: Path) -> None:
+def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path):
     """Five batches by twos are steps of 2, 2 and 1; nothing crosses the end of an epoch."""
     model = MODELS["mlp"]()
     build(model, tmp_path, 2, optimizer=optimizers.SGD())
@@ -149,7 +149,7 @@ SETTINGS = {
      (lambda: zoo.transformer_encoder(vocab=20, d=16, layers=1, T=8, ff=32), 4)],
     ids=["mlp", "cnn", "transformer"],
 )  # fmt: skip
-def test_ten_steps(setting: str, build: object, size: int, tmp_path: Path) -> None:
+def test_ten_steps(setting, build, size, tmp_path):
     method, model = SETTINGS[setting], build()
     generate(model, tmp_path, OPTIMIZERS["adamw"])
     if setting != "default":
@@ -182,7 +182,7 @@ def _replace_optimizer(folder: Path, method: optimizers.AdamW) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**6])
-def test_one_step_over_all_magnitudes(setting: str, step: int) -> None:
+def test_one_step_over_all_magnitudes(setting, step):
     method = SETTINGS[setting]
     random = np.random.default_rng(0)
     magnitude = np.logspace(-15, 8, 1001)
@@ -205,7 +205,7 @@ def test_one_step_over_all_magnitudes(setting: str, step: int) -> None:
     assert (np.abs(after["params.out"] - exact) <= 3e-7 * np.abs(p) + 1e-5 * reach).all()
 
 
-def test_sgd_is_one_subtraction(tmp_path: Path) -> None:
+def test_sgd_is_one_subtraction(tmp_path):
     model = zoo.mlp((6, 5, 4))
     generate(model, tmp_path)
     state, module, optimizer = open_training(tmp_path)

@@ -96,9 +96,7 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_ten_steps(
-    name: str, optimizer: str, folder: Path, theirs: dict[str, dict[str, Any]]
-) -> None:
+def test_ten_steps(name, optimizer, folder, theirs):
     answer = theirs[optimizer]
     state, module, update = open_training(folder / "ours" / f"{name}-{optimizer}")
     update.set_learning_rate(CASES[name].rates[optimizer])
@@ -122,9 +120,7 @@ def test_ten_steps(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_checkpoints(
-    name: str, optimizer: str, folder: Path, theirs: dict[str, dict[str, Any]]
-) -> None:
+def test_checkpoints(name, optimizer, folder, theirs):
     run = f"{name}-{optimizer}"
     ours = CheckpointState.load_checkpoint(folder / "ours" / run / "checkpoint")
     seen = theirs[optimizer]["load_ours"]
@@ -151,13 +147,13 @@ def test_checkpoints(
 
 
 @pytest.mark.parametrize("name", split(MODELS, lambda name: name != "transformer"))
-def test_everything_trained_in_float32(name: str) -> None:
+def test_everything_trained_in_float32(name):
     sizes = measure(name)
     assert sizes.package <= 1.05 * sizes.reference
     assert sizes.nominal <= 0.05 * sizes.reference
 
 
 @pytest.mark.parametrize("name", split(MODELS, lambda name: name != "mobilenet"))
-def test_backbone_frozen_in_float16(name: str) -> None:
+def test_backbone_frozen_in_float16(name):
     sizes = measure(name, "float16", head=True)
     assert sizes.package <= 0.6 * sizes.reference

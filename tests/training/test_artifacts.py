@@ -35,7 +35,7 @@ OWN = {"manifest.json", "inference_template.onnx"}
 # What is written
 
 
-def test_files_and_names(tmp_path: Path) -> None:
+def test_files_and_names(tmp_path):
     make(linear(), tmp_path)
     assert set(contents(tmp_path)) == FILES | OWN
     assert names(tmp_path / "training_model.onnx") == (
@@ -50,7 +50,7 @@ def test_files_and_names(tmp_path: Path) -> None:
     )
 
 
-def test_optimizer_names_of_adamw(tmp_path: Path) -> None:
+def test_optimizer_names_of_adamw(tmp_path):
     make(linear(), tmp_path, optimizer=OptimType.AdamW)
     moments = ["first_order_moments", "second_order_moments"]
     assert names(tmp_path / "optimizer_model.onnx") == (
@@ -59,7 +59,7 @@ def test_optimizer_names_of_adamw(tmp_path: Path) -> None:
     )
 
 
-def test_types_and_shapes(tmp_path: Path) -> None:
+def test_types_and_shapes(tmp_path):
     make(linear(), tmp_path, loss=LossType.CrossEntropyLoss)
     graph = onnx.load(tmp_path / "training_model.onnx").graph
     described = {}
@@ -78,7 +78,7 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_metadata_for_the_runtime(tmp_path: Path) -> None:
+def test_metadata_for_the_runtime(tmp_path):
     make(linear(), tmp_path, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW)
 
     def metadata(name: str) -> dict[str, str]:
@@ -96,7 +96,7 @@ def test_metadata_for_the_runtime(tmp_path: Path) -> None:
     assert optimizer == {"odtpack.optimizer": "adamw", "odtpack.moments": "2"}
 
 
-def test_prefix(tmp_path: Path) -> None:
+def test_prefix(tmp_path):
     make(linear(), tmp_path, prefix="digits_", nominal_checkpoint=True)
     wanted = {f"digits_{name}" for name in (*FILES, *OWN, "nominal_checkpoint")}
     assert set(contents(tmp_path)) == wanted
@@ -107,24 +107,24 @@ def test_prefix(tmp_path: Path) -> None:
         assert hashlib.sha256(data).hexdigest() == entry["sha256"]
 
 
-def test_the_current_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generate_artifacts(linear(), requires_grad=["w"], loss=LossType.L1Loss)
     assert set(contents(tmp_path)) == FILES - {"optimizer_model.onnx"}
 
 
-def test_a_folder_is_made(tmp_path: Path) -> None:
+def test_a_folder_is_made(tmp_path):
     make(linear(), tmp_path / "a" / "b")
     assert set(contents(tmp_path / "a" / "b")) >= FILES
 
 
-def test_earlier_files_are_replaced(tmp_path: Path) -> None:
+def test_earlier_files_are_replaced(tmp_path):
     make(zoo.mlp((3, 4, 2)), tmp_path, requires_grad=["fc1.weight"])
     make(linear(), tmp_path)
     assert contents(tmp_path) == contents(make(linear(), tmp_path.parent / "fresh"))
 
 
-def test_every_form_of_a_model(tmp_path: Path) -> None:
+def test_every_form_of_a_model(tmp_path):
     model = linear()
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
@@ -136,7 +136,7 @@ def test_every_form_of_a_model(tmp_path: Path) -> None:
     assert all(files == written[0] for files in written)
 
 
-def test_external_data(tmp_path: Path) -> None:
+def test_external_data(tmp_path):
     model = linear()
     inline = contents(make(model, tmp_path / "inline"))
     path = tmp_path / "model.onnx"
@@ -148,7 +148,7 @@ def test_external_data(tmp_path: Path) -> None:
     assert isinstance(lazily.graph.initializers["w"].const_value, ir.ExternalTensor)
 
 
-def test_the_model_is_not_changed(tmp_path: Path) -> None:
+def test_the_model_is_not_changed(tmp_path):
     model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=2)
     before = model.SerializeToString(deterministic=True)
     graph = ir.from_proto(model)
@@ -159,14 +159,14 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
     assert ir.to_proto(graph).SerializeToString(deterministic=True) == listed
 
 
-def test_initializers_that_are_inputs_too(tmp_path: Path) -> None:
+def test_initializers_that_are_inputs_too(tmp_path):
     """As models of IR 3 list them; the reference stops at that."""
     model = linear()
     model.graph.input.append(onnx.helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 2]))
     assert contents(make(model, tmp_path / "a")) == contents(make(linear(), tmp_path / "b"))
 
 
-def test_local_functions(tmp_path: Path) -> None:
+def test_local_functions(tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17, "my" : 1]>'
         "g (float[N, 3] x) => (float[N, 2] y) { h = my.f(x, w) y = Add(h, b) }"
@@ -182,7 +182,7 @@ def test_local_functions(tmp_path: Path) -> None:
 # Arguments
 
 
-def test_parameters_in_the_order_of_the_initializers(tmp_path: Path) -> None:
+def test_parameters_in_the_order_of_the_initializers(tmp_path):
     model = linear(more="z = Mul(y, s)", outputs="float[N, 2] z", s=np.float32(2))
     make(model, tmp_path, requires_grad=["s", "w"], frozen_params=["b"])
     order = [tensor.name for tensor in model.graph.initializer]
@@ -199,7 +199,7 @@ def test_parameters_in_the_order_of_the_initializers(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path: Path) -> None:
+def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path):
     make(linear(), tmp_path, requires_grad=["w"])
     for name in ("training", "eval"):
         path = tmp_path / f"{name}_model.onnx"
@@ -208,7 +208,7 @@ def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path: Path) -> None
     assert "b" not in CheckpointState.load_checkpoint(tmp_path / "checkpoint").parameters
 
 
-def test_nothing_to_train(tmp_path: Path) -> None:
+def test_nothing_to_train(tmp_path):
     """The forward model with its loss, as the reference has it; initializers stay inside."""
     generate_artifacts(linear(), loss=LossType.MSELoss, artifact_directory=tmp_path / "a")
     assert names(tmp_path / "a" / "training_model.onnx") == (["x", "target"], ["loss"])
@@ -227,7 +227,7 @@ ENDS_IN_LOSS = {
 }
 
 
-def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
+def test_a_model_that_ends_in_its_loss(tmp_path):
     make(linear(**ENDS_IN_LOSS), tmp_path / "own", loss=None)
     make(linear(), tmp_path / "mse")
     inputs, outputs = names(tmp_path / "own" / "training_model.onnx")
@@ -245,20 +245,20 @@ def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", [["cost"], ["cost", "d"], ["cost", "y", "d"]])
-def test_without_a_loss_its_inputs_are_what_is_returned(chosen: list[str], tmp_path: Path) -> None:
+def test_without_a_loss_its_inputs_are_what_is_returned(chosen, tmp_path):
     """As in the reference: no other output of the model."""
     make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, loss_input_names=chosen)
     assert names(tmp_path / "eval_model.onnx")[1] == chosen
 
 
-def test_an_output_that_is_returned_anyway_is_told(tmp_path: Path) -> None:
+def test_an_output_that_is_returned_anyway_is_told(tmp_path):
     """The reference returns it twice, which moves the outputs after it."""
     with pytest.warns(UserWarning, match="names 'y', which is returned anyway: it is returned on"):
         make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, additional_output_names=["y", "d"])
     assert names(tmp_path / "eval_model.onnx")[1] == ["cost", "y", "d"]
 
 
-def test_additional_outputs(tmp_path: Path) -> None:
+def test_additional_outputs(tmp_path):
     make(linear(), tmp_path, additional_output_names=["y", "h"])
     for name in ("training", "eval"):
         assert names(tmp_path / f"{name}_model.onnx")[1][:3] == ["loss", "y", "h"]
@@ -280,7 +280,7 @@ TWO_HEADS = {
 }
 
 
-def test_loss_inputs(tmp_path: Path) -> None:
+def test_loss_inputs(tmp_path):
     x, target = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
     losses = {}
     for chosen in ([], ["y"], ["other"], ["h"], ["other", "wanted"], ["y", "other"]):
@@ -302,7 +302,7 @@ def test_loss_inputs(tmp_path: Path) -> None:
     assert losses["y", "other"] == pytest.approx(np.mean((2 * y) ** 2), rel=1e-5)
 
 
-def test_an_input_of_the_model_is_the_target(tmp_path: Path) -> None:
+def test_an_input_of_the_model_is_the_target(tmp_path):
     """As in the reference, and as blocks do; its sizes are then those of the prediction."""
     make(linear(inputs=", float[M, 2] target"), tmp_path, requires_grad=["w"], frozen_params=["b"])
     assert names(tmp_path / "training_model.onnx")[0][:3] == ["x", "target", "w"]
@@ -314,7 +314,7 @@ def test_an_input_of_the_model_is_the_target(tmp_path: Path) -> None:
         module(x, target[:1])
 
 
-def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
+def test_labels_drop_the_class_axis(tmp_path):
     """[N, C, h, w] has one label per pixel; the reference drops the last axis."""
     model = zoo.cnn(size=8)
     model.graph.output[0].CopyFrom(
@@ -330,7 +330,7 @@ def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
     assert dims == ["batch", 2, 2]
 
 
-def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) -> None:
+def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path):
     """Where the last size is the only one that is known."""
     w = np.float32([[1, 2], [3, 4], [5, 6]])
     model = parsed("(float[N, A, 3] x) => (float[N, A, 2] y) { y = MatMul(x, w) }", w=w)
@@ -354,7 +354,7 @@ def _loss(start: Path, *batch: np.ndarray) -> float:
     return float(Module(f"{start}training_model.onnx", state)(*batch))
 
 
-def test_nominal_checkpoint(tmp_path: Path) -> None:
+def test_nominal_checkpoint(tmp_path):
     model = zoo.mlp((50, 40, 10))
     generate(model, tmp_path, nominal_checkpoint=True)
     files = contents(tmp_path)
@@ -364,7 +364,7 @@ def test_nominal_checkpoint(tmp_path: Path) -> None:
     assert all(name in nominal.parameters for name in trainable_names(model))
 
 
-def test_statistics_are_state(tmp_path: Path) -> None:
+def test_statistics_are_state(tmp_path):
     """Whether they are frozen or not; the step writes them, nobody trains them."""
     model = zoo.mobilenet_v2(32, 4, 0.2, "train", stages=2)
     statistics = statistic_names(model)
@@ -377,7 +377,7 @@ def test_statistics_are_state(tmp_path: Path) -> None:
         make(model, tmp_path / "c", requires_grad=[statistics[0]])
 
 
-def test_the_enumerations_are_the_references() -> None:
+def test_the_enumerations_are_the_references():
     assert {kind.name: kind.value for kind in artifacts.LossType} == {
         "MSELoss": 1, "CrossEntropyLoss": 2, "BCEWithLogitsLoss": 3, "L1Loss": 4,
     }  # fmt: skip

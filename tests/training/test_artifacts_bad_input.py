@@ -128,7 +128,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(case, tmp_path, monkeypatch):
     build, arguments, code, culprit = BAD[case]
     monkeypatch.chdir(tmp_path)
     with refused(code) as caught:
@@ -144,7 +144,7 @@ def test_bad_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "data", [b"", b"hello", b"\x00" * 100, b"\xff" * 100, linear().SerializeToString()[:-40]]
 )
-def test_not_a_model(data: bytes, tmp_path: Path) -> None:
+def test_not_a_model(data, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     with pytest.raises(OdtpackError, match=r"model\.onnx") as caught:
@@ -177,9 +177,7 @@ ESCAPES += ["", "a\0b"]
 
 @pytest.mark.parametrize("build", [_external, _external_constant])
 @pytest.mark.parametrize("location", ESCAPES)
-def test_external_data_stays_in_the_folder(
-    location: str, build: Callable[[str], onnx.ModelProto], tmp_path: Path
-) -> None:
+def test_external_data_stays_in_the_folder(location, build, tmp_path):
     (tmp_path / "secret").write_bytes(bytes(24))
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
@@ -201,9 +199,7 @@ def test_external_data_stays_in_the_folder(
     ("data", {"offset": "x"}, "external-data-short"),
     ("data", {"length": 20}, "initializer-size"),
 ])  # fmt: skip
-def test_external_data_is_there(
-    location: str, entries: dict[str, object], code: str, tmp_path: Path
-) -> None:
+def test_external_data_is_there(location, entries, code, tmp_path):
     (tmp_path / "data").write_bytes(bytes(24))
     path = tmp_path / "model.onnx"
     path.write_bytes(_external(location, **entries).SerializeToString())
@@ -211,9 +207,7 @@ def test_external_data_is_there(
         make(path, tmp_path / "out")
 
 
-def test_external_data_of_a_model_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_data_of_a_model_in_memory(tmp_path, monkeypatch):
     """It must not be read from wherever the process happens to stand."""
     monkeypatch.chdir(tmp_path)
     Path("data").write_bytes(bytes(24))
@@ -223,7 +217,7 @@ def test_external_data_of_a_model_in_memory(
             make(form, tmp_path / "out")
 
 
-def test_external_data_of_a_lazy_model_is_checked(tmp_path: Path) -> None:
+def test_external_data_of_a_lazy_model_is_checked(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(24))
     folder = tmp_path / "model"
     folder.mkdir()
@@ -232,7 +226,7 @@ def test_external_data_of_a_lazy_model_is_checked(tmp_path: Path) -> None:
         make(ir.load(folder / "model.onnx"), tmp_path / "out")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("here")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with refused("package-not-written", "cannot be written"):
@@ -244,7 +238,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     ("inputs", "first", "mean"),
     [("", "copy = Identity(mean)", "copy"), (", float[3] given", "", "given")],
 )
-def test_statistics_must_be_stored(inputs: str, first: str, mean: str, tmp_path: Path) -> None:
+def test_statistics_must_be_stored(inputs, first, mean, tmp_path):
     layer = f"BatchNormalization <training_mode = 1> (x, scale, bias, {mean}, var)"
     model = parsed(
         f"(float[N, 3] x{inputs}) => (float[N, 3] y) {{ {first} y, m2, v2 = {layer} }}",

@@ -122,7 +122,7 @@ def pytorch(
 
 @pytest.mark.parametrize("opset", [12, 13, 17])
 @pytest.mark.parametrize("name", CASES)
-def test_steps_follow_pytorch(name: str, opset: int, tmp_path: Path) -> None:
+def test_steps_follow_pytorch(name, opset, tmp_path):
     follow(*CASES[name], opset, tmp_path / "package")
 
 
@@ -135,7 +135,7 @@ STOPPED: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor], l
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_gradients_stop_in_bodies(name: str, tmp_path: Path) -> None:
+def test_gradients_stop_in_bodies(name, tmp_path):
     body, function, stops = STOPPED[name]
     follow(body, function, 17, tmp_path / "package", stop_gradient=stops)
 
@@ -164,7 +164,7 @@ def follow(
     assert plan.peak.nbytes > 0
 
 
-def test_both_branches_are_taken() -> None:
+def test_both_branches_are_taken():
     """Otherwise the case above would not show that either is trained."""
     taken = set()
 
@@ -189,7 +189,7 @@ def names_nodes(model: onnx.ModelProto, op_type: str, name: str) -> None:
     search(model.graph)
 
 
-def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
+def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path):
     model = build(SCAN.replace("Add(sum, b)", "Add(sum, v)"), 17)
     (turn,) = (a.g for node in model.graph.node for a in node.attribute if a.name == "body")
     start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
@@ -209,7 +209,7 @@ def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
     np.testing.assert_allclose(moved, start - RATE * gradient.numpy(), rtol=1e-5)
 
 
-def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
+def test_dropout_in_a_body_is_off_in_evaluation(tmp_path):
     body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
     model = build(body, 17)
     add_initializers(model, {"half": np.float32(0.5), "training": True})
@@ -221,7 +221,7 @@ def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     assert float(module(X, LABELS)[0]) == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_batch_normalization_that_trains_in_a_body_is_refused(tmp_path: Path) -> None:
+def test_batch_normalization_that_trains_in_a_body_is_refused(tmp_path):
     layer = "q, m, v = BatchNormalization <training_mode = 1> (biased, b, b, b, b) t = Tanh(q)"
     model = build(SCAN.replace("t = Tanh(biased)", layer), 17)
     names_nodes(model, "BatchNormalization", "norm")
@@ -229,7 +229,7 @@ def test_batch_normalization_that_trains_in_a_body_is_refused(tmp_path: Path) ->
         build_package(model, tmp_path / "package", loss="cross_entropy")
 
 
-def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> None:
+def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path):
     model = build(SCAN.replace("t = Tanh(biased)", "t = odd.Turn(biased)"), 17)
     model.opset_import.add(domain="odd", version=1)
     names_nodes(model, "Turn", "turning")
@@ -253,7 +253,7 @@ SQUEEZE = """
 
 
 @pytest.mark.parametrize("steps", ["steps", "1", "5"])
-def test_a_squeeze_of_a_dynamic_axis_takes_its_branch(steps: str, tmp_path: Path) -> None:
+def test_a_squeeze_of_a_dynamic_axis_takes_its_branch(steps, tmp_path):
     model = parsed(
         f"(float[batch, {steps}, 4] x) => (float[batch, 3] logits) <int64[1] one = {{1}}, "
         f"int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {SQUEEZE} }}",

@@ -39,7 +39,7 @@ ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 @pytest.mark.parametrize("name", ORT_MODELS)
-def test_ort_format(name: str, tmp_path: Path) -> None:
+def test_ort_format(name, tmp_path):
     model = ORT_MODELS[name]()
     generate(model, tmp_path, OPTIMIZERS["adamw"], ort_format=True)
     for suffix in (".ort", ".required_operators.config"):
@@ -79,7 +79,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", split(EMITTED, lambda name: name not in ALIKE))
-def test_models_are_plain_and_valid(name: str, tmp_path: Path) -> None:
+def test_models_are_plain_and_valid(name, tmp_path):
     model = EMITTED[name]()
     generate(model, tmp_path, OPTIMIZERS["adamw"], frozen_params=statistic_names(model))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -114,7 +114,7 @@ def _operators(graph: onnx.GraphProto, opset: int) -> list[str]:
     return found
 
 
-def test_the_newest_opset(tmp_path: Path) -> None:
+def test_the_newest_opset(tmp_path):
     make(linear(opset=targets.MAX_OPSET), tmp_path)
     _, module, _ = open_training(tmp_path)
     assert np.isfinite(module(np.ones((2, 3), np.float32), np.ones((2, 2), np.float32)))
@@ -149,7 +149,7 @@ def write_model(folder: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is one of Linux")
-def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path: Path) -> None:
+def test_a_model_of_more_than_2_gb_is_built_without_copies(tmp_path):
     if shutil.disk_usage(tmp_path).free < 8 * 2**30:
         pytest.skip("less than 8 GiB of space left")
     path = write_model(tmp_path)

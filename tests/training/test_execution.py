@@ -176,7 +176,7 @@ def separate(package: Path) -> Trace:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_levels(package: Path, expected: Trace, level: str) -> None:
+def test_levels(package, expected, level):
     options = _options(LEVELS[level])
     _assert_equal(_aliased(package, options), _separate(package, options))
     # Fused and rearranged kernels round in another way, no more. (That is shown with SGD: AdamW
@@ -190,7 +190,7 @@ def test_levels(package: Path, expected: Trace, level: str) -> None:
 
 @pytest.mark.parametrize("pattern", [True, False], ids=["pattern", "no-pattern"])
 @pytest.mark.parametrize("arena", [True, False], ids=["arena", "no-arena"])
-def test_memory_options(package: Path, separate: Trace, arena: bool, pattern: bool) -> None:
+def test_memory_options(package, separate, arena, pattern):
     options = _options()
     options.enable_cpu_mem_arena = arena
     options.enable_mem_pattern = pattern
@@ -198,7 +198,7 @@ def test_memory_options(package: Path, separate: Trace, arena: bool, pattern: bo
     _assert_equal(_aliased(package, options), separate)
 
 
-def test_order_of_the_file(package: Path, separate: Trace) -> None:
+def test_order_of_the_file(package, separate):
     """The other order of execution that ONNX Runtime knows."""
     options = _options()
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
@@ -208,7 +208,7 @@ def test_order_of_the_file(package: Path, separate: Trace) -> None:
 @pytest.mark.parametrize(
     "name", ["mlp", "cnn", "mobilenet-fold", "mobilenet-eval", "transformer", "tables"]
 )
-def test_three_micro_batches_are_one_batch(name: str, tmp_path: Path) -> None:
+def test_three_micro_batches_are_one_batch(name, tmp_path):
     model = _model(name)
     folder = generate(model, tmp_path, frozen_params=statistic_names(model))
     x, labels = batch(model, 12)
@@ -233,7 +233,7 @@ def test_three_micro_batches_are_one_batch(name: str, tmp_path: Path) -> None:
         assert not np.array_equal(parts.parameters[key].grad, before) or not before.any()
 
 
-def test_a_diverged_step_is_forgotten(tmp_path: Path) -> None:
+def test_a_diverged_step_is_forgotten(tmp_path):
     """Gradients of NaN are never kept: what was accumulated before stays, and starts afresh."""
     model = _model("mlp")
     state, module, _ = open_training(generate(model, tmp_path))

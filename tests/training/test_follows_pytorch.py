@@ -45,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_small_models(case: str, tmp_path: Path) -> None:
+def test_small_models(case, tmp_path):
     build, size, learning_rate = CASES[case]
     model = build()
     _compare(model, batch(model, size), learning_rate, tmp_path)
@@ -57,9 +57,7 @@ def test_small_models(case: str, tmp_path: Path) -> None:
     split_rows([("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
                lambda batch_norm, *_: batch_norm == "train"),
 )  # fmt: skip
-def test_mobilenet(
-    batch_norm: str, size: int, seed: int, learning_rate: float, tmp_path: Path
-) -> None:
+def test_mobilenet(batch_norm, size, seed, learning_rate, tmp_path):
     data = batch(zoo.mobilenet_v2(), size, seed)
     model = settled.mobilenet(batch_norm, data[0])
     theirs = _compare(model, data, learning_rate, tmp_path)
@@ -74,7 +72,7 @@ def test_mobilenet(
 
 
 @pytest.mark.parametrize("stages", split([3, 7], lambda stages: stages == 3))
-def test_mobilenet_as_it_starts(stages: int, tmp_path: Path) -> None:
+def test_mobilenet_as_it_starts(stages, tmp_path):
     """One step from the zoo's own values, where a fair part of the activations is clipped."""
     model = zoo.mobilenet_v2(batch_norm="train", stages=stages)
     x, labels = batch(model, 8)
@@ -165,7 +163,7 @@ def parameters(network: Keywords) -> list[np.ndarray]:
         lambda kind, dynamo, bidirectional: bidirectional == (kind == "LSTM") or kind == "RNN",
     ),
 )
-def test_ten_steps(kind: str, dynamo: bool, bidirectional: bool, tmp_path: Path) -> None:
+def test_ten_steps(kind, dynamo, bidirectional, tmp_path):
     if dynamo:
         pytest.importorskip("onnxscript")
     torch.manual_seed(3)
@@ -218,7 +216,7 @@ def _graph_size(model: Path, level: str, folder: Path, kind: str) -> int:
 
 
 @pytest.mark.parametrize("form", ["float32", "float16", "float64", "opset 13"])
-def test_no_session_holds_zeros(form: str, tmp_path: Path) -> None:
+def test_no_session_holds_zeros(form, tmp_path):
     """Neither the file nor what ONNX Runtime makes of it grows with the tables."""
     model = tables(13 if form == "opset 13" else 17)
     if form in ("float16", "float64"):
@@ -231,7 +229,7 @@ def test_no_session_holds_zeros(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("level", LEVELS)
-def test_gradients_are_pytorchs(level: str, threads: int, tmp_path: Path) -> None:
+def test_gradients_are_pytorchs(level, threads, tmp_path):
     """Of one batch, and of three that are added up, twice over."""
     model = tables()
     options = onnxruntime.SessionOptions()
@@ -262,7 +260,7 @@ def test_gradients_are_pytorchs(level: str, threads: int, tmp_path: Path) -> Non
         module.lazy_reset_grad()
 
 
-def test_float16(tmp_path: Path) -> None:
+def test_float16(tmp_path):
     """The same in a model of float16 numbers, each right to 2^-11 and sums to a few times that."""
     model = retyped(tables(), np.float16)
     state, module, _ = open_training(generate(model, tmp_path))
@@ -282,7 +280,7 @@ def test_float16(tmp_path: Path) -> None:
             assert error < 2e-3 * np.linalg.norm(expected), name
 
 
-def test_how_each_table_accumulates(tmp_path: Path) -> None:
+def test_how_each_table_accumulates(tmp_path):
     """Each in the way that the model was made for: the other tests rely on it."""
     graph = load_model(onnx.load(generate(tables(), tmp_path) / "training_model.onnx")).graph
     found = {}

@@ -45,9 +45,7 @@ def expanded(checkpoint: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
-def test_results_are_those_of_the_expanded_weights(
-    name: str, kind: choices.Storage, tmp_path: Path
-) -> None:
+def test_results_are_those_of_the_expanded_weights(name, kind, tmp_path):
     """Bit for bit the float32 package of the weights that numpy expands; so is an export.
 
     (Without ONNX Runtime's optimizations, which treat the two graphs in different ways.)
@@ -91,7 +89,7 @@ BOUNDS = {"float16": (2e-3, 0.62), "int8": (6e-2, 0.45)}
 
 @pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
-def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> None:
+def test_accuracy_and_size(name, kind, tmp_path):
     model = model_of(name)
     x, labels = batch(model, 8)
     outputs, sizes, exact = [], [], []
@@ -110,7 +108,7 @@ def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> 
     assert sizes[1] < share * sizes[0]
 
 
-def test_int8_is_within_half_a_step_of_its_channel() -> None:
+def test_int8_is_within_half_a_step_of_its_channel():
     random = np.random.default_rng(0)
     magnitudes = np.geomspace(1e-6, 1e3, 24).reshape(-1, 1, 1, 1)
     array = (random.standard_normal((24, 16, 3, 3)) * magnitudes).astype(np.float32)
@@ -124,7 +122,7 @@ def test_int8_is_within_half_a_step_of_its_channel() -> None:
     assert (error <= scale.astype(np.float64) * (0.5 + 1e-5)).all()
 
 
-def test_int8_rounds_ties_to_even() -> None:
+def test_int8_rounds_ties_to_even():
     array = np.zeros((4, 256), np.float32)
     array[:, 0] = 127  # a step of one
     array[:, 1:7] = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5]
@@ -132,7 +130,7 @@ def test_int8_rounds_ties_to_even() -> None:
     assert stored.values.numpy()[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -2]
 
 
-def test_only_large_weights_are_stored_so(tmp_path: Path) -> None:
+def test_only_large_weights_are_stored_so(tmp_path):
     """Norms, biases, embeddings of positions that are added, and small weights stay float32."""
     manifest = build_package(
         model_of("transformer"), tmp_path / "p", loss="cross_entropy", train=["classifier.*"],
@@ -176,7 +174,7 @@ def with_one(value: float) -> np.ndarray:
     return weight
 
 
-def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
+def test_values_beyond_float16_are_refused(tmp_path):
     said = "'weight' holds 70000, and float16 ends at"
     with refused("value-out-of-range", said, hint="int8"):
         linear(tmp_path, with_one(-70000), "float16")
@@ -184,24 +182,24 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_beyond_int8_are_refused(tmp_path: Path, bad: float) -> None:
+def test_values_beyond_int8_are_refused(tmp_path, bad):
     with pytest.raises(OdtpackError, match="infinity or NaN"):
         linear(tmp_path, with_one(bad), "int8", freeze=["weight"])
 
 
-def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
+def test_nothing_to_store_is_an_error(tmp_path):
     with refused("storage-not-used"):
         linear(tmp_path, ONES, "float16", train=())
 
 
-def test_what_a_base_stores_is_stored_already(tmp_path: Path) -> None:
+def test_what_a_base_stores_is_stored_already(tmp_path):
     with refused("storage-not-used", "--base int8 stores them already") as caught:
         linear(tmp_path, ONES, "int8", base="int8")
     assert caught.value.hint == "leave --frozen-dtype out"
 
 
 @pytest.mark.parametrize("kind", choices.STORAGES)
-def test_lowest_opset(kind: choices.Storage, tmp_path: Path) -> None:
+def test_lowest_opset(kind, tmp_path):
     folder = linear(tmp_path, RANDOM, kind, 12, outputs=["y"])
     x = np.random.default_rng(2).standard_normal((2, 40)).astype(np.float32)
     output = open_module(folder)(x, np.array([0, 2]))[1]
@@ -210,7 +208,7 @@ def test_lowest_opset(kind: choices.Storage, tmp_path: Path) -> None:
     np.testing.assert_allclose(output, exact, rtol=1e-4, atol=1e-5)
 
 
-def test_one_vector_of_all_parameters(tmp_path: Path) -> None:
+def test_one_vector_of_all_parameters(tmp_path):
     """Float16 widens exactly, and comes back; int8 is refused by name."""
     for kind in choices.STORAGES:
         module = open_module(linear(tmp_path / kind, RANDOM, kind))
@@ -227,7 +225,7 @@ def test_one_vector_of_all_parameters(tmp_path: Path) -> None:
         np.testing.assert_array_equal(module.state.parameters["weight"].data, 2 * half)
 
 
-def test_nominal_packages_load_values_later(tmp_path: Path) -> None:
+def test_nominal_packages_load_values_later(tmp_path):
     folder = linear(tmp_path, RANDOM, "int8", nominal=True)
     x, labels = np.ones((2, 40), np.float32), np.array([0, 1])
     whole, nominal = (open_module(folder, name) for name in ("checkpoint", "nominal_checkpoint"))
@@ -235,7 +233,7 @@ def test_nominal_packages_load_values_later(tmp_path: Path) -> None:
     assert whole(x, labels) == nominal(x, labels)
 
 
-def test_manifest_names_a_scale_that_exists(tmp_path: Path) -> None:
+def test_manifest_names_a_scale_that_exists(tmp_path):
     folder = linear(tmp_path, ONES, "int8")
 
     def rename(content: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def in_float16(package: Package, batches: list[Batch]) -> tuple[list[float], int
 
 @pytest.mark.parametrize("rounded", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("network", [cnn, decoder])
-def test_200_steps_end_as_in_float32(tmp_path: Path, network: Any, rounded: bool) -> None:
+def test_200_steps_end_as_in_float32(tmp_path, network, rounded):
     """By the kernels that the processor has, and where each float16 value is one."""
     model, loss, batch = network(tmp_path)
     batches = [batch() for _ in range(200)]
@@ -120,7 +120,7 @@ def test_200_steps_end_as_in_float32(tmp_path: Path, network: Any, rounded: bool
     assert ends["mixed"] == pytest.approx(ends["model"], rel=0.02)
 
 
-def test_what_is_computed_in_float16(tmp_path: Path) -> None:
+def test_what_is_computed_in_float16(tmp_path):
     model = zoo.transformer_encoder(vocab=20, d=16, layers=1, heads=2, T=8, ff=32)
     package = package_of(model, tmp_path, precision="mixed")
     graph = onnx.shape_inference.infer_shapes(onnx.load(package.training_model)).graph
@@ -141,7 +141,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
-def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_overflow_skips_one_step(tmp_path, options):
     package = package_of(MLP, tmp_path, AdamW(), precision="mixed", **options)
     random = np.random.default_rng(0)
     batches = [(random.standard_normal((4, 6), "f"), random.integers(0, 3, 4)) for _ in range(4)]
@@ -175,9 +175,7 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
     (2.0**5, GROWS_AFTER, False, (2.0**5, 1)),
     (2.0**20, 7, True, (2.0**20, 7)),  # it is the loss: another scale changes nothing
 ])  # fmt: skip
-def test_the_scale_follows_the_gradients(
-    tmp_path: Path, scale: float, good: float, spoil: bool, expected: tuple[float, float]
-) -> None:
+def test_the_scale_follows_the_gradients(tmp_path, scale, good, spoil, expected):
     package = package_of(MLP, tmp_path, precision="mixed")
     state = CheckpointState.load_checkpoint(package.checkpoint)
     values = {name: each.data for name, each in state.parameters.items.items()}
@@ -194,7 +192,7 @@ def test_the_scale_follows_the_gradients(
     assert tuple(float(each.item()) for each in found) == expected
 
 
-def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> None:
+def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path):
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float16)
     batch = (x, np.array([0, 1, 2, 1]))
     model, losses = retyped(MLP, np.float16), []
@@ -206,7 +204,7 @@ def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> Non
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
 
 
-def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
+def test_the_scale_is_saved_and_resumed(tmp_path):
     package = package_of(MLP, tmp_path, AdamW(), precision="mixed")
     batch = (np.ones((4, 6), "f"), np.array([0, 1, 2, 1]))
     module, optimizer = opened(package)
@@ -227,7 +225,7 @@ def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
     {"privacy_clip": 1.0},
     {"segments": True, "adapter": "lora", "adapter_on": ("fc1",)},
 ])  # fmt: skip
-def test_what_keeps_no_loss_scale_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_what_keeps_no_loss_scale_is_refused(tmp_path, options):
     with refused("mixed-precision"):
         build_package(MLP, tmp_path / "p", loss="cross_entropy", precision="mixed", **options)
     assert not (tmp_path / "p").exists()

@@ -81,7 +81,7 @@ FEEDS = [*batch(MLP, 8)]
 
 @WHOLE
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
+def test_a_nan_in_a_batch(tmp_path, name, whole):
     if whole and name == "adafactor":
         pytest.skip("it has no step model")
     options = {"step_model": "always"} if whole else {}
@@ -107,7 +107,7 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
     assert found[0] == found[1]
 
 
-def test_clipping_by_the_norm(tmp_path: Path) -> None:
+def test_clipping_by_the_norm(tmp_path):
     module, optimizer = opened(package_of(MLP, tmp_path, clip_norm=0.1))
     with unchanged(module):
         train_step(module, optimizer, [spoilt(FEEDS)])
@@ -116,7 +116,7 @@ def test_clipping_by_the_norm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "place"), [*(("whole", i) for i in range(4)), *(("segments", i) for i in range(3))]
 )
-def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) -> None:
+def test_one_of_the_accumulated_batches(tmp_path, way, place):
     if way == "whole":
         package = package_of(MLP, tmp_path, accumulation_steps=4)
         parts = [[array[i * 8 : i * 8 + 8] for array in batch(MLP, 32)] for i in range(4)]
@@ -135,7 +135,7 @@ def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) ->
 
 
 @WHOLE
-def test_running_statistics(tmp_path: Path, whole: bool) -> None:
+def test_running_statistics(tmp_path, whole):
     model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=2)
     package = package_of(model, tmp_path, step_model="always" if whole else "never")
     assert any(p.role == "state" for p in package.manifest.parameters)
@@ -157,7 +157,7 @@ def rooted() -> onnx.ModelProto:
 
 
 @WHOLE
-def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole: bool) -> None:
+def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path, whole):
     package = package_of(rooted(), tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole)
     random = np.random.default_rng(1)
@@ -172,7 +172,7 @@ def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole
     assert changed == ({"first", "third", "step"} if whole else set())
 
 
-def test_a_schedule_follows_a_counted_step_that_is_an_error(tmp_path: Path) -> None:
+def test_a_schedule_follows_a_counted_step_that_is_an_error(tmp_path):
     package = package_of(rooted(), tmp_path, step_model="always")
     module, optimizer = opened(package, whole=True, on_not_finite="stop")
     scheduler = LinearLRScheduler(optimizer, warmup_step_count=0, total_step_count=4, initial_lr=1)
@@ -182,9 +182,7 @@ def test_a_schedule_follows_a_counted_step_that_is_an_error(tmp_path: Path) -> N
     assert (optimizer.step_count, optimizer.get_learning_rate()) == (1, 0.75)
 
 
-def test_large_parameters_and_small_ones_of_a_step_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_parameters_and_small_ones_of_a_step_model(tmp_path, monkeypatch):
     """Updates in parts, of single parameters and of joined ones; with Inf as with NaN."""
     from odtpack.step import chunks
     from odtpack.step import model as step_models
@@ -212,7 +210,7 @@ def both_ways(way: str, folder: Path) -> tuple[Package, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
-def test_a_reset_does_not_make_spoilt_gradients_good(tmp_path: Path, way: str) -> None:
+def test_a_reset_does_not_make_spoilt_gradients_good(tmp_path, way):
     package, feeds = both_ways(way, tmp_path)
     module, optimizer = opened(package)
     train_step(module, optimizer, [feeds])
@@ -231,7 +229,7 @@ def test_a_reset_does_not_make_spoilt_gradients_good(tmp_path: Path, way: str) -
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
-def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way: str) -> None:
+def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path, way):
     """Gradients are the state's, and so is whether they are of any use."""
     package, feeds = both_ways(way, tmp_path)
     module, optimizer = opened(package)
@@ -254,7 +252,7 @@ def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way:
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
-def test_gradients_outlive_a_module_that_had_no_optimizer(tmp_path: Path, way: str) -> None:
+def test_gradients_outlive_a_module_that_had_no_optimizer(tmp_path, way):
     package, feeds = both_ways(way, tmp_path)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     first = Module(package.training_model, state)
@@ -265,7 +263,7 @@ def test_gradients_outlive_a_module_that_had_no_optimizer(tmp_path: Path, way: s
     assert contents(module) == after(package, [feeds])
 
 
-def test_a_bad_batch_between_good_ones_and_after_them(tmp_path: Path) -> None:
+def test_a_bad_batch_between_good_ones_and_after_them(tmp_path):
     """The others of its accumulation count, also with a session beside it."""
     package, feeds = both_ways("whole", tmp_path)
     found = []
@@ -284,7 +282,7 @@ def test_a_bad_batch_between_good_ones_and_after_them(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_private_step_that_is_broken_off(tmp_path: Path) -> None:
+def test_a_private_step_that_is_broken_off(tmp_path):
     """What it leaves is the gradient of a sample, or part of a sum: no step is made with it."""
     package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=1.0, loss="mse")
     module, optimizer = opened(package)
@@ -301,7 +299,7 @@ def test_a_private_step_that_is_broken_off(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path: Path) -> None:
+def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path):
     package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=1.0, loss="mse")
     module, optimizer = opened(package)
     module(*rows(3))
@@ -317,7 +315,7 @@ def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path: Path) ->
 
 
 @WHOLE
-def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
+def test_to_stop_is_a_policy(tmp_path, whole):
     package = package_of(MLP, tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole, on_not_finite="stop")
     with unchanged(module), refused("loss-not-finite"):
@@ -326,7 +324,7 @@ def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
         opened(package, on_not_finite="ignore")
 
 
-def test_step_on_without_a_step_model(tmp_path: Path) -> None:
+def test_step_on_without_a_step_model(tmp_path):
     """Training and optimizer model make it, as in the other kits."""
     package = package_of(MLP, tmp_path)
     module, optimizer = opened(package)
@@ -338,7 +336,7 @@ def test_step_on_without_a_step_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [-1e-9, np.nan, np.inf, -np.inf, 1e39])
-def test_learning_rates(tmp_path: Path, rate: float) -> None:
+def test_learning_rates(tmp_path, rate):
     _module, optimizer = opened(package_of(MLP, tmp_path))
     before = optimizer.get_learning_rate()
     for act in (optimizer.set_learning_rate, lambda r: LinearLRScheduler(optimizer, 5, 10, r)):
@@ -350,7 +348,7 @@ def test_learning_rates(tmp_path: Path, rate: float) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 65536, 65537, 200_000])
-def test_finite_is_exact(size: int) -> None:
+def test_finite_is_exact(size):
     vector = np.full(size, 3e38, np.float32)  # its sum and its squares are infinite
     assert all_finite(vector)
     for value in (np.nan, np.inf, -np.inf):
@@ -374,7 +372,7 @@ def rows(count: int, seed: int = 3) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("harm", ["loss", "gradient"])
-def test_in_segments(tmp_path: Path, harm: str) -> None:
+def test_in_segments(tmp_path, harm):
     """A step that is not finite changes nothing, and what follows is what follows without it."""
     package = package_of(layers(rooted=harm == "gradient"), tmp_path, segments=True, loss="mse")
     assert package.manifest.segments is not None
@@ -393,7 +391,7 @@ def test_in_segments(tmp_path: Path, harm: str) -> None:
 
 @pytest.mark.parametrize("harm", ["loss", "gradient"])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> None:
+def test_a_sample_of_private_training(tmp_path, name, harm):
     """With the same noise the step is, bit by bit, the one without the sample."""
     model = layers(rooted=harm == "gradient")
     package = package_of(
@@ -413,7 +411,7 @@ def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> N
     assert found[0] == found[1]
 
 
-def test_a_private_batch_without_a_finite_sample(tmp_path: Path) -> None:
+def test_a_private_batch_without_a_finite_sample(tmp_path):
     """What is left of its step is noise, and nothing where there is none."""
     package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=0.0, loss="mse")
     module, optimizer = opened(package)

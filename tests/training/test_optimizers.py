@@ -1,7 +1,6 @@
 """Every optimizer, with clipping and groups, against PyTorch and against float64."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -30,9 +29,7 @@ KINDS = {kind: CASES[kind] for kind in ("sgd-nesterov", "lion-decay", "adam-deca
                                         "adamw-pytorch", "adafactor-other")}  # fmt: skip
 
 
-def test_every_optimizer_has_a_case_and_every_hyperparameter_another_value_than_its_default() -> (
-    None
-):
+def test_every_optimizer_has_a_case_and_every_hyperparameter_another_value_than_its_default():
     assert set(FORMULAS) == set(OPTIMIZERS) == {optimizer.kind for optimizer in CASES.values()}
     changed = {
         (optimizer.kind, name)
@@ -54,18 +51,18 @@ UPDATES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_follows_its_formula_in_float64(case: str, tmp_path: Path) -> None:
+def test_follows_its_formula_in_float64(case, tmp_path):
     check_against_float64(Run(CASES[case], {}, tmp_path))
 
 
 @pytest.mark.parametrize("case", [name for name, o in CASES.items() if in_torch(o)])
-def test_follows_pytorch(case: str, tmp_path: Path) -> None:
+def test_follows_pytorch(case, tmp_path):
     check_against_torch(Run(CASES[case], {}, tmp_path))
 
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_clipping_and_groups(kind: str, update: str, tmp_path: Path) -> None:
+def test_clipping_and_groups(kind, update, tmp_path):
     run = Run(KINDS[kind], UPDATES[update], tmp_path)
     check_against_float64(run)
     if in_torch(KINDS[kind]):
@@ -75,9 +72,7 @@ def test_clipping_and_groups(kind: str, update: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("update", ["groups-and-clip", "clip-value"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_and_threads_change_nothing(
-    kind: str, update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_and_threads_change_nothing(kind, update, tmp_path, monkeypatch):
     run = Run(KINDS[kind], UPDATES[update], tmp_path)
     whole = run.trained(1, 6)
     monkeypatch.setattr(runtime_optimizer, "CHUNK_ELEMENTS", 48)
@@ -89,7 +84,7 @@ def test_chunks_and_threads_change_nothing(
 
 @pytest.mark.parametrize("update", ["groups-and-clip", "clip-value"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_the_same_bit_by_bit(kind: str, update: str, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_bit_by_bit(kind, update, tmp_path):
     run = Run(KINDS[kind], UPDATES[update], tmp_path / "p")
     straight = run.trained(1, 13)
     run.open()
@@ -124,7 +119,7 @@ def _feeds(model: ir.Model, random: np.random.Generator) -> dict[str, np.ndarray
 @pytest.mark.parametrize("opset", [12, 17, 26])
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: str) -> None:
+def test_in_place_is_the_same(kind, dtype, opset, level):
     """Outputs that overwrite their inputs hold what separate outputs hold."""
     groups = (Group(1.0, 0.0, ("a",)), Group(1.0, 0.1, ("b",)))
     for clip in (Clip(), Clip(norm=1.0), Clip(value=0.5)):
@@ -138,7 +133,7 @@ def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
+def test_doubles_follow_the_formula_to_the_last_digits(kind):
     optimizer = KINDS[kind]
     session = model_text.session(optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE))
     random = np.random.default_rng(1)
@@ -167,7 +162,7 @@ def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_gradient_only_the_decay_counts(kind: str, dtype: ir.DataType) -> None:
+def test_without_a_gradient_only_the_decay_counts(kind, dtype):
     """Rows of an embedding that no batch read, units that are never active."""
     optimizer = KINDS[kind]
     model = optimizer_model(optimizer, 17, dtype=dtype)
@@ -183,7 +178,7 @@ def test_without_a_gradient_only_the_decay_counts(kind: str, dtype: ir.DataType)
     np.testing.assert_allclose(p, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_groups_lie_together(tmp_path: Path) -> None:
+def test_groups_lie_together(tmp_path):
     """Groups that alternate in the model are stretches of memory; the model's order remains."""
     plain = Run(AdamW(weight_decay=0.1), {}, tmp_path / "a")
     split = Run(AdamW(weight_decay=0.1), {"decay_vectors": False}, tmp_path / "b")
@@ -200,7 +195,7 @@ def test_groups_lie_together(tmp_path: Path) -> None:
     assert saved == {name: list(p.data.shape) for name, p in plain.state.parameters}
 
 
-def test_norm_of_all_magnitudes() -> None:
+def test_norm_of_all_magnitudes():
     random = np.random.default_rng(0)
     for dtype, tolerance in ((np.float32, 1e-6), (np.float64, 1e-14)):
         for scale in (1e-30, 1e-3, 1.0, 1e15, 1e30):
@@ -217,7 +212,7 @@ def test_norm_of_all_magnitudes() -> None:
     assert gradient_norm(np.zeros(0, np.float32)) == 0
 
 
-def test_a_second_module_on_the_same_state(tmp_path: Path) -> None:
+def test_a_second_module_on_the_same_state(tmp_path):
     run = Run(AdamW(), {"groups": GROUPS}, tmp_path)
     second = Module(tmp_path / "training_model.onnx", run.state)
     other = RuntimeOptimizer(tmp_path / "optimizer_model.onnx", second)
@@ -229,7 +224,7 @@ def test_a_second_module_on_the_same_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion-decay", "adafactor-other"])
-def test_ort_format(kind: str, tmp_path: Path) -> None:
+def test_ort_format(kind, tmp_path):
     """The format of ONNX Runtime keeps the metadata that say how a model is run."""
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     update = UPDATES["groups-and-clip"]

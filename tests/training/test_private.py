@@ -24,7 +24,7 @@ from odtpack_runtime.training.private import (
 )
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
-from tests.cli.conftest import Run, assert_refused
+from tests.cli.conftest import assert_refused
 from tests.packages.mutations import edit
 from tests.packaging_tools import built_training, open_module, open_training
 from tests.refused import refused
@@ -74,7 +74,7 @@ def by_hand(start: dict[str, np.ndarray], samples: list[np.ndarray], clip: float
     }, norms.numpy()
 
 
-def test_a_step_without_noise_is_pytorch_s(tmp_path: Path) -> None:
+def test_a_step_without_noise_is_pytorch_s(tmp_path):
     state, module, optimizer = open_training(package(tmp_path, clip=1.5))
     optimizer.set_learning_rate(RATE)
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_step_without_noise_is_pytorch_s(tmp_path: Path) -> None:
     assert optimizer.step_count == 3
 
 
-def test_one_sample_changes_a_step_by_no_more_than_the_norm(tmp_path: Path) -> None:
+def test_one_sample_changes_a_step_by_no_more_than_the_norm(tmp_path):
     _, module, optimizer = open_training(package(tmp_path, clip=0.1))
     samples = batch()
     found = []
@@ -97,7 +97,7 @@ def test_one_sample_changes_a_step_by_no_more_than_the_norm(tmp_path: Path) -> N
     assert 0.09 < 7 * np.linalg.norm(found[0] - found[1]) < 0.1 + 1e-6
 
 
-def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path):
     _, module, optimizer = open_training(package(tmp_path))
     samples = batch()
     assert optimizer.privacy is not None
@@ -108,7 +108,7 @@ def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(module.flat.gradients, without)
 
 
-def test_noise_has_the_deviation_that_it_should(tmp_path: Path) -> None:
+def test_noise_has_the_deviation_that_it_should(tmp_path):
     options = {"loss": "cross_entropy", "privacy_clip": 0.5, "privacy_noise": 3.0}
     _, module, optimizer = built_training(zoo.mlp((50, 400, 3)), tmp_path / "package", **options)
     assert optimizer.privacy is not None
@@ -122,7 +122,7 @@ def test_noise_has_the_deviation_that_it_should(tmp_path: Path) -> None:
     assert np.count_nonzero(module.flat.gradients.view(np.float32) == 0) >= gaps
 
 
-def test_secure_numbers_are_normal() -> None:
+def test_secure_numbers_are_normal():
     from scipy import stats
 
     drawn = secure_normal(40_001)
@@ -134,7 +134,7 @@ def test_secure_numbers_are_normal() -> None:
     assert not np.array_equal(secure_normal(5), secure_normal(5))
 
 
-def test_secure_numbers_are_even() -> None:
+def test_secure_numbers_are_even():
     from scipy import stats
 
     drawn = secure_uniform(40_001)
@@ -143,7 +143,7 @@ def test_secure_numbers_are_even() -> None:
     assert not np.array_equal(secure_uniform(5), secure_uniform(5))
 
 
-def test_samples_are_drawn_independently() -> None:
+def test_samples_are_drawn_independently():
     batches = list(poisson_batches(np.arange(1000) + 5, 0.02, 2000))
     sizes = np.array([len(each) for each in batches])
     assert sizes.mean() == pytest.approx(20, rel=0.03)
@@ -153,7 +153,7 @@ def test_samples_are_drawn_independently() -> None:
     assert counts[5:].var() == pytest.approx(2000 * 0.02 * 0.98, rel=0.2)
 
 
-def test_noise_is_another_in_each_run_unless_it_is_seeded(tmp_path: Path) -> None:
+def test_noise_is_another_in_each_run_unless_it_is_seeded(tmp_path):
     path = package(tmp_path, noise=1.0)
     ends = []
     for seed in (None, None, 4, 4):
@@ -165,7 +165,7 @@ def test_noise_is_another_in_each_run_unless_it_is_seeded(tmp_path: Path) -> Non
     assert ends[2] == ends[3]
 
 
-def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -> None:
+def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path):
     path = package(tmp_path)
     manifest = Package.open(path).manifest
     assert manifest.privacy is not None
@@ -189,9 +189,7 @@ def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -
     ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),
     ("fixed", {}, "single samples"),
 ])  # fmt: skip
-def test_what_cannot_be_private_is_an_error(
-    model: str, options: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_private_is_an_error(model, options, words, tmp_path):
     norm = model == "batch norm"
     made = zoo.mobilenet_v2(batch_norm="train", stages=1) if norm else zoo.mlp(SIZES)
     if model == "fixed":
@@ -202,7 +200,7 @@ def test_what_cannot_be_private_is_an_error(
     assert not (tmp_path / "package").exists()
 
 
-def test_verify_sees_whether_manifest_and_model_agree(tmp_path: Path) -> None:
+def test_verify_sees_whether_manifest_and_model_agree(tmp_path):
     path = package(tmp_path, noise=1.0)
     verify_package(path)
     edit(path, lambda content: content.update(privacy=None))
@@ -213,7 +211,7 @@ def test_verify_sees_whether_manifest_and_model_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"clip_norm": 0, "noise_multiplier": 1}',
                                   '{"clip_norm": 1, "noise_multiplier": -1}',
                                   '{"clip_norm": [1], "noise_multiplier": 1}'])  # fmt: skip
-def test_bad_metadata_is_an_error(text: str, tmp_path: Path) -> None:
+def test_bad_metadata_is_an_error(text, tmp_path):
     path = package(tmp_path)
     model = onnx.load(path / "optimizer_model.onnx")
     for entry in model.metadata_props:
@@ -227,7 +225,7 @@ def test_bad_metadata_is_an_error(text: str, tmp_path: Path) -> None:
         Manifest.from_json(data, "manifest.json")
 
 
-def test_adamw_steps_along_the_private_gradient(tmp_path: Path) -> None:
+def test_adamw_steps_along_the_private_gradient(tmp_path):
     """The optimizer sees nothing else: the same as a plain package that is given it."""
     state, module, optimizer = open_training(package(tmp_path, optimizer=AdamW()))
     train_step(module, optimizer, [batch()])
@@ -260,7 +258,7 @@ class Client:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_clients_draw_what_only_a_simulation_can_repeat(noise: float, tmp_path: Path) -> None:
+def test_clients_draw_what_only_a_simulation_can_repeat(noise, tmp_path):
     """Batches and noise: who knows all that a server knows cannot take them out of an answer."""
     client = Client(package(tmp_path, noise=noise), 12)
 
@@ -274,9 +272,7 @@ def test_clients_draw_what_only_a_simulation_can_repeat(noise: float, tmp_path: 
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_clients_draw_each_sample_for_each_batch_on_its_own(
-    simulated: bool, tmp_path: Path
-) -> None:
+def test_clients_draw_each_sample_for_each_batch_on_its_own(simulated, tmp_path):
     """Of two batches with half of the samples each, a quarter of the samples is in neither one."""
     count, rounds = 40, 60
     options = {"loss": "cross_entropy", "optimizer": SGD(), "privacy_clip": 1.0}
@@ -293,7 +289,7 @@ def test_clients_draw_each_sample_for_each_batch_on_its_own(
     assert np.var(unmoved) == pytest.approx(count * 3 / 16, rel=0.9)
 
 
-def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path: Path) -> None:
+def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path):
     client = Client(package(tmp_path, clip=0.5, noise=3.0), 2)
     updates = [client.train(1, 1, 1.0) for _ in range(200)]
     none = [update for update in updates if not np.isfinite(update.loss)]
@@ -304,9 +300,7 @@ def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path: Path) -> 
     assert moves.std() == pytest.approx(np.sqrt(2) * 1.5, rel=0.3)
 
 
-def test_a_private_client_does_not_draw_dropout_from_the_seed_of_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_client_does_not_draw_dropout_from_the_seed_of_the_server(tmp_path, monkeypatch):
     seeds: list[int] = []
     monkeypatch.setattr(onnxruntime, "set_seed", seeds.append)
     client = Client(package(tmp_path, clip=0.5, noise=3.0), 2)
@@ -322,15 +316,15 @@ def test_a_private_client_does_not_draw_dropout_from_the_seed_of_the_server(
     [(60_000, 150, 1.3, 15, 1e-5, 0.7242234026109595), (100_000, 100, 1.0, 30, 1e-7, 1.4154988495)],
 )
 def test_epsilon_is_what_tensorflow_privacy_publishes(
-    samples: int, size: int, noise: float, epochs: int, delta: float, published: float
-) -> None:
+    samples, size, noise, epochs, delta, published
+):
     """Cases of its compute_dp_sgd_privacy_test.py."""
     pytest.importorskip("dp_accounting")
     found = epsilon(noise, size / samples, epochs * samples // size, delta)
     assert found == pytest.approx(published, rel=1e-6)
 
 
-def test_an_extreme_epsilon_is_said_without_warnings(run: Run) -> None:
+def test_an_extreme_epsilon_is_said_without_warnings(run):
     pytest.importorskip("dp_accounting")
     outcome = run("privacy", "--noise", "0", "--samples", "1000", code=0)
     assert "nothing is private" in outcome.out
@@ -339,7 +333,7 @@ def test_an_extreme_epsilon_is_said_without_warnings(run: Run) -> None:
     assert outcome.err == ""
 
 
-def test_epsilon_at_its_limits() -> None:
+def test_epsilon_at_its_limits():
     pytest.importorskip("dp_accounting")
     assert epsilon(0.0, 0.1, 5, 1e-5) == np.inf
     assert epsilon(1.0, 0.1, 0, 1e-5) == 0
@@ -348,7 +342,7 @@ def test_epsilon_at_its_limits() -> None:
             epsilon(*numbers)
 
 
-def test_command_line(tmp_path: Path, run: Run) -> None:
+def test_command_line(tmp_path, run):
     onnx.save(zoo.mlp(SIZES), tmp_path / "model.onnx")
     random = np.random.default_rng(2)
     labels = random.integers(0, 3, 300)
@@ -410,7 +404,7 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert (outcome.code, outcome.out) == (0, "epsilon 0.7242 at delta 1e-05, 6000 steps\n")
 
 
-def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path, run: Run) -> None:
+def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path, run):
     """Without noise its steps are those of a batch as large as the data."""
     path = package(tmp_path)
     data, labels = batch(40)
@@ -423,7 +417,7 @@ def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path, run: Run) -
     assert losses[0] == losses[1]
 
 
-def test_delta_is_checked_before_any_step(tmp_path: Path, run: Run) -> None:
+def test_delta_is_checked_before_any_step(tmp_path, run):
     path = package(tmp_path)
     command = "train", path, "--data", tmp_path / "none.npz", "--out", tmp_path / "it.ckpt"
     outcome = run(*command, "--delta", "2")
@@ -434,7 +428,7 @@ def test_delta_is_checked_before_any_step(tmp_path: Path, run: Run) -> None:
     assert_refused(outcome, "option-not-used")
 
 
-def test_a_second_batch_is_refused_and_no_step_is_made(tmp_path: Path) -> None:
+def test_a_second_batch_is_refused_and_no_step_is_made(tmp_path):
     state, module, optimizer = open_training(package(tmp_path))
     before = values(state)
     with refused("private-batch"):

@@ -86,16 +86,14 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("variant", split(VARIANTS, lambda variant: variant == "all"))
-def test_processes_write_the_same_bytes(
-    usual: dict[str, bytes], tmp_path: Path, variant: str
-) -> None:
+def test_processes_write_the_same_bytes(usual, tmp_path, variant):
     found = _build(tmp_path, VARIANTS[variant])
     assert len(usual) == 3 * 7
     assert [name for name in usual if usual[name] != found.get(name)] == []
     assert set(usual) == set(found)
 
 
-def test_it_does_not_matter_where_the_model_comes_from(tmp_path: Path) -> None:
+def test_it_does_not_matter_where_the_model_comes_from(tmp_path):
     """In memory, in a file, or with its values in another file; nor what was built before."""
     model = zoo.cnn(size=12, width=(4, 6))
     onnx.save(model, tmp_path / "one.onnx")
@@ -121,7 +119,7 @@ class TestRecipeDigest:
         assert found is not None
         return found
 
-    def test_every_setting_counts(self, tmp_path: Path) -> None:
+    def test_every_setting_counts(self, tmp_path):
         other = zoo.mlp((6, 4, 3))
         values = onnx.numpy_helper.to_array(other.graph.initializer[0]).copy()
         values.flat[0] += 1
@@ -140,13 +138,13 @@ class TestRecipeDigest:
         digests = {name: self.digest(tmp_path / name, **each) for name, each in settings.items()}
         assert len(set(digests.values())) == len(digests), json.dumps(digests, indent=1)
 
-    def test_how_a_setting_is_written_does_not(self, tmp_path: Path) -> None:
+    def test_how_a_setting_is_written_does_not(self, tmp_path):
         plain = self.digest(tmp_path / "a")
         assert plain == self.digest(tmp_path / "b", optimizer=optimizers.AdamW())
         assert plain == self.digest(tmp_path / "c", train=["*"])
         assert plain == self.digest(tmp_path / "d", train=["fc2.*", "fc1.*"])
 
-    def test_names_count_where_values_do_not(self) -> None:
+    def test_names_count_where_values_do_not(self):
         """Two initializers of equal bytes do not change places unseen."""
         model = zoo.mlp((4, 4, 4))
         renamed = zoo.mlp((4, 4, 4))

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx.parser
@@ -99,7 +98,7 @@ CASES = {
 
 @pytest.mark.parametrize("level", ["off", "all"])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case: str, level: str, tmp_path: Path) -> None:
+def test_gradients(case, level, tmp_path):
     subject = CASES[case]
     trained = {n: a for n, a in subject.parameters.items() if a.dtype == np.float32}
     generate_artifacts(
@@ -139,7 +138,7 @@ def _with_copy(copy: np.ndarray, name: str = "onnx::MatMul_7") -> onnx.ModelProt
     return parsed(LANGUAGE_MODEL % f'"{name}"', **{"e": E, name: copy})
 
 
-def test_a_folded_transpose_is_tied_again(tmp_path: Path) -> None:
+def test_a_folded_transpose_is_tied_again(tmp_path):
     """What PyTorch's exporters make of an embedding that is also the output projection."""
     manifest = build_package(_with_copy(E.T.copy()), tmp_path, loss="mse")
     assert _roles(manifest) == {"e": "trainable"}
@@ -154,7 +153,7 @@ def test_a_folded_transpose_is_tied_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["val_12", "onnx::MatMul_3"])
-def test_the_copy_keeps_its_name_as_a_value(name: str) -> None:
+def test_the_copy_keeps_its_name_as_a_value(name):
     loaded = load_model(_with_copy(E.T.copy(), name))
     (node,) = [node for node in loaded.graph if node.op_type == "Transpose"]
     assert node.inputs[0] is loaded.graph.initializers["e"]
@@ -162,7 +161,7 @@ def test_the_copy_keeps_its_name_as_a_value(name: str) -> None:
     assert name not in loaded.graph.initializers
 
 
-def test_what_is_no_copy_stays() -> None:
+def test_what_is_no_copy_stays():
     other = E.T.copy()
     other[3, 2] += 1e-6
     for copy, name in ((other, "val_1"), (E.T.copy(), "head.weight"), (E.T * 0, "val_1")):
@@ -172,7 +171,7 @@ def test_what_is_no_copy_stays() -> None:
     assert set(load_model(alike).graph.initializers) == {"e", "val_1"}
 
 
-def test_a_copy_that_is_named_is_a_parameter_of_its_own(tmp_path: Path) -> None:
+def test_a_copy_that_is_named_is_a_parameter_of_its_own(tmp_path):
     """The reference trains what it is told to, tied or not."""
     model = _with_copy(E.T.copy())
     manifest = build_package(model, tmp_path / "a", loss="mse", train=["e", "onnx::MatMul_7"])

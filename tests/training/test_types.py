@@ -61,7 +61,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int, float]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float64_follows_pytorch(name: str, tmp_path: Path) -> None:
+def test_float64_follows_pytorch(name, tmp_path):
     build, size, rate = MODELS[name]
     model = build()
     x, labels = batch(model, size)
@@ -80,7 +80,7 @@ def test_float64_follows_pytorch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["off", "default"])
 @pytest.mark.parametrize("name", MODELS)
-def test_float16_follows_pytorch(name: str, level: str, tmp_path: Path) -> None:
+def test_float16_follows_pytorch(name, level, tmp_path):
     build, size, rate = MODELS[name]
     model = rounded(build())
     x, labels = batch(model, size)
@@ -107,7 +107,7 @@ def test_float16_follows_pytorch(name: str, level: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_float16_losses_are_computed_in_float32(loss: str, tmp_path: Path) -> None:
+def test_float16_losses_are_computed_in_float32(loss, tmp_path):
     """Large and small values, whose squares and means float16 cannot hold."""
     model = retyped(linear(), np.float16)
     state, module, _ = open_training(make(model, tmp_path, loss=LOSSES[loss]))
@@ -137,7 +137,7 @@ def test_float16_losses_are_computed_in_float32(loss: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stages", split([2, 7], lambda stages: stages == 2))
-def test_float16_batch_normalization_keeps_statistics(stages: int, tmp_path: Path) -> None:
+def test_float16_batch_normalization_keeps_statistics(stages, tmp_path):
     """A float16 MobileNetV2 with statistics, kept in float16 as the model has them."""
     model = rounded(zoo.mobilenet_v2(batch_norm="train", stages=stages))
     x, labels = batch(model, 4)
@@ -151,7 +151,7 @@ def test_float16_batch_normalization_keeps_statistics(stages: int, tmp_path: Pat
         np.testing.assert_allclose(ours.values[name], theirs.values[name], rtol=5e-3, atol=5e-3)
 
 
-def test_a_float16_package(tmp_path: Path) -> None:
+def test_a_float16_package(tmp_path):
     """Master values, gradients and checkpoint are float32; the exported model is float16."""
     model = retyped(zoo.mlp((20, 30, 15, 10)), np.float16)
     forward = tmp_path / "forward.onnx"
@@ -191,7 +191,7 @@ def test_a_float16_package(tmp_path: Path) -> None:
     assert computed(exported, input=x)[0].dtype == np.float16
 
 
-def test_a_value_that_float16_cannot_hold_is_not_exported(tmp_path: Path) -> None:
+def test_a_value_that_float16_cannot_hold_is_not_exported(tmp_path):
     state, module, _ = open_training(make(retyped(linear(), np.float16), tmp_path))
     state.parameters["w"].data[0, 0] = 1e5
     with refused("value-out-of-range", "'w'"):
@@ -199,7 +199,7 @@ def test_a_value_that_float16_cannot_hold_is_not_exported(tmp_path: Path) -> Non
     assert not (tmp_path / "inference.onnx").exists()
 
 
-def test_mixed_types_train_in_the_widest(tmp_path: Path) -> None:
+def test_mixed_types_train_in_the_widest(tmp_path):
     """A double head on a float32 trunk, with a frozen float16 table in front."""
     random = np.random.default_rng(0)
     table, trunk, w = (random.standard_normal(s) for s in ((5, 3), (3, 4), (4, 2)))
@@ -230,7 +230,7 @@ def test_mixed_types_train_in_the_widest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("node", ["Conv(x, w)", "MaxPool <kernel_shape = [3, 3]>(h)"])
-def test_float64_windows_on_planes_of_unknown_size_are_refused(node: str, tmp_path: Path) -> None:
+def test_float64_windows_on_planes_of_unknown_size_are_refused(node, tmp_path):
     """The pool has a kernel, and its gradient has none."""
     before = "h = Mul(x, w)" if "(h)" in node else ""
     text = f"(double[N, 2, H, W] x) => (double[N, c, h, v] y) {{ {before} y = {node} }}"
@@ -240,7 +240,7 @@ def test_float64_windows_on_planes_of_unknown_size_are_refused(node: str, tmp_pa
     assert not (tmp_path / "package").exists()
 
 
-def test_bfloat16_is_refused() -> None:
+def test_bfloat16_is_refused():
     model = ir.from_proto(linear())
     value = model.graph.initializers["b"]
     tensor = ir.tensor(np.zeros(2, ir.DataType.BFLOAT16.numpy()), dtype=ir.DataType.BFLOAT16)
@@ -253,7 +253,7 @@ def test_bfloat16_is_refused() -> None:
         generate_artifacts(model, ["w"], loss=LossType.MSELoss, optimizer=OptimType.SGD)
 
 
-def test_integers_are_not_trained(tmp_path: Path) -> None:
+def test_integers_are_not_trained(tmp_path):
     model = linear(more="z = Add(y, offset)", outputs="float[N, 2] y, float[N, 2] z",
                    offset=np.ones(2, np.float32))  # fmt: skip
     model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "count"))
@@ -262,7 +262,7 @@ def test_integers_are_not_trained(tmp_path: Path) -> None:
         make(model, tmp_path, requires_grad=["w", "count"])
 
 
-def test_a_double_checkpoint_resumes(tmp_path: Path) -> None:
+def test_a_double_checkpoint_resumes(tmp_path):
     make(retyped(linear(), np.float64), tmp_path, optimizer=OptimType.AdamW)
     random = np.random.default_rng(1)
     x, target = random.standard_normal((4, 3)), random.standard_normal((4, 2))
@@ -280,7 +280,7 @@ def test_a_double_checkpoint_resumes(tmp_path: Path) -> None:
         assert parameter.data.dtype == np.float64
 
 
-def test_an_optimizer_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_of_another_type_is_refused(tmp_path):
     half, double = (
         make(retyped(linear(), dtype), tmp_path / dtype.__name__)
         for dtype in (np.float16, np.float64)
@@ -290,7 +290,7 @@ def test_an_optimizer_of_another_type_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_of_float16(kind: str, tmp_path: Path) -> None:
+def test_recurrent_layers_of_float16(kind, tmp_path):
     """They run in float32; their parameters are float16 in the model, also in the exported one."""
     count = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
     random = np.random.default_rng(3)

@@ -28,7 +28,7 @@ TWINS = {
 @pytest.mark.parametrize(
     "name", split(TWINS, lambda name: name in ("adafactor", "adamw, slow second moment"))
 )
-def test_ten_thousand_steps_stay_with_pytorch(name: str) -> None:
+def test_ten_thousand_steps_stay_with_pytorch(name):
     """As far from PyTorch in float64 as PyTorch in float32 is."""
     ours, make = TWINS[name]
     random = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def test_ten_thousand_steps_stay_with_pytorch(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(), Adam(), Adafactor(), SGD(momentum=0.9), Lion()])
-def test_no_value_is_float64(optimizer: Optimizer) -> None:
+def test_no_value_is_float64(optimizer):
     graph = optimizer_model(optimizer, 17).graph
     types = {value.dtype for node in graph for value in node.outputs}
     types |= {value.dtype for value in graph.initializers.values()}

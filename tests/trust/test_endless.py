@@ -32,7 +32,6 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.model_file import check_model_file
 from odtpack_runtime.session.session import open_session
 from tests import zoo
-from tests.command import Run
 from tests.hostile.models import as_if_in_ort_format
 from tests.packages.mutations import changed_model
 from tests.packaging_tools import open_training
@@ -88,9 +87,7 @@ def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> b
     (loop(None, grows=True), "endless-loop"), (loop(2**62), "endless-loop"), (loop(10), None),
     (loop(2**62, computed=True), None),
 ])  # fmt: skip
-def test_what_the_graph_says_is_refused_at_once(
-    content: bytes, code: str | None, tmp_path: Path, run: Run
-) -> None:
+def test_what_the_graph_says_is_refused_at_once(content, code, tmp_path, run):
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     build = "build", "--out", tmp_path / "package", "--loss", "mse"
@@ -102,14 +99,14 @@ def test_what_the_graph_says_is_refused_at_once(
     assert not (tmp_path / "package").exists()
 
 
-def test_a_function_that_calls_itself(tmp_path: Path) -> None:
+def test_a_function_that_calls_itself(tmp_path):
     content = model("y = d.f0(h)", functions=definition("f0", "y = d.f0(x)"))
     with pytest.raises(OdtpackError) as caught:
         build_package(onnx.load_from_string(content), tmp_path / "package", loss="mse")
     assert caught.value.code in ("bad-function", "invalid-model")
 
 
-def test_inlining_gives_the_names_that_onnx_ir_gives() -> None:
+def test_inlining_gives_the_names_that_onnx_ir_gives():
     ours, theirs = (ir.from_proto(onnx.load_from_string(functions(7, calls=3))) for _ in range(2))
     InlinePass()(ours)
     common_passes.InlinePass()(theirs)
@@ -117,9 +114,7 @@ def test_inlining_gives_the_names_that_onnx_ir_gives() -> None:
     assert ir.to_proto(ours).SerializeToString() == ir.to_proto(theirs).SerializeToString()
 
 
-def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_time(tmp_path, monkeypatch):
     limits = worker.Limits(seconds=2, memory=2**36)
     monkeypatch.setattr(worker.Limits, "of", classmethod(lambda cls, files: limits))
     content = onnx.load_from_string(loop(None, computed=True))
@@ -130,8 +125,8 @@ def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_time(
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_memory(
-    grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    grows, tmp_path, monkeypatch
+):
     content = loop(None, computed=True, grows=grows)
     code, most = _built_in_half_a_gibibyte(content, tmp_path / "package")
     assert code == "models-memory"
@@ -142,7 +137,7 @@ def test_a_loop_whose_condition_is_computed_ends_by_the_limit_of_memory(
         verify_package(tmp_path / "package")
 
 
-def test_constants_that_fill_the_memory(tmp_path: Path) -> None:
+def test_constants_that_fill_the_memory(tmp_path):
     """ONNX Runtime computes them when it loads a model: 32 GiB of ones."""
     nodes = "ones = Expand(one, shape) sum = ReduceSum <keepdims = 0> (ones) y = Add(h, sum)"
     content = model(nodes, ", float[1] one = {1}, int64[2] shape = {1048576, 8192}")
@@ -177,7 +172,7 @@ def _build_and_measure(content: bytes, package: Path) -> tuple[str, int]:
     return caught.value.code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
-def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_for_a_build(tmp_path, monkeypatch):
     started = []
     popen = worker.subprocess.Popen
 
@@ -190,7 +185,7 @@ def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(started) == 1
 
 
-def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_noticed(monkeypatch):
     monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
     with worker.worker(start=True) as shared:
         threading.Timer(0.5, os.kill, (shared._process.pid, signal.SIGSTOP)).start()
@@ -204,7 +199,7 @@ def wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_what_is_read_of_the_log() -> None:
+def test_what_is_read_of_the_log():
     text = (
         "\x1b[0;93m2026-11-25 19:06:34.218190539 [W:onnxruntime:, g.cc:1 Clean] \x1b]0;x a\x1b[m\n"
         "2026-11-25 19:06:34.218190539 [I:onnxruntime:, graph.cc:1 Clean] not told\n"
@@ -214,7 +209,7 @@ def test_what_is_read_of_the_log() -> None:
 
 
 @pytest.mark.parametrize("op_type", ["Tile", "Expand", "ConstantOfShape"])
-def test_a_weight_of_any_size_is_not_computed(op_type: str) -> None:
+def test_a_weight_of_any_size_is_not_computed(op_type):
     """An adapter reads how a weight is stored; eight bytes must not become terabytes."""
     size = ir.val("size", const_value=ir.tensor(np.array([2**40], np.int64)))
     one = ir.val("one", const_value=ir.tensor(np.ones(1, np.float32)))
@@ -292,7 +287,7 @@ CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_path: Path) -> None:
+def test_a_model_without_its_manifest(change, name, built, tmp_path):
     """``Module`` takes models alone: it looks by itself, before ONNX Runtime does."""
     folder = tmp_path / "models"
     shutil.copytree(built, folder, ignore=shutil.ignore_patterns("manifest.json"))
@@ -307,7 +302,7 @@ def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_p
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.ORT", "model.ort", "model"])
 @pytest.mark.parametrize("change", ["initializer", "default", "options"])
-def test_a_model_that_begins_as_one_in_ort_format(change: str, name: str, tmp_path: Path) -> None:
+def test_a_model_that_begins_as_one_in_ort_format(change, name, tmp_path):
     """ONNX Runtime goes by the name of the file: any but ``.ort`` is read as ONNX."""
     model = zoo.mlp((6, 5, 3))
     CHANGES[change](model)
@@ -321,7 +316,7 @@ def test_a_model_that_begins_as_one_in_ort_format(change: str, name: str, tmp_pa
         load_model(path)
 
 
-def test_a_graph_among_a_function_s_defaults_is_looked_at() -> None:
+def test_a_graph_among_a_function_s_defaults_is_looked_at():
     inner = helper.make_graph([helper.make_node("Strange", [], ["o"], domain="x")], "g", [], [])
     model = zoo.mlp((6, 5, 3))
     function(model)
@@ -329,7 +324,7 @@ def test_a_graph_among_a_function_s_defaults_is_looked_at() -> None:
     assert "x" in {node.domain for _, nodes in graphs_of(model) for node in nodes}
 
 
-def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:
+def test_verify_refuses_options(built, tmp_path):
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     with changed_model(folder) as model:
         CHANGES["options"](model)
@@ -337,7 +332,7 @@ def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:
         verify_package(folder)
 
 
-def test_names_alone_are_no_reason(tmp_path: Path) -> None:
+def test_names_alone_are_no_reason(tmp_path):
     model = zoo.mlp((6, 5, 3))
     model.doc_string = "location, ort_config"
     model.graph.node[0].name = "location"
@@ -348,7 +343,7 @@ def test_names_alone_are_no_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [b"\x0b\x0c", b"\x08", b"\x7a\xff\xff\x03", b"\x00"])
-def test_what_cannot_be_taken_apart_is_refused(more: bytes, tmp_path: Path) -> None:
+def test_what_cannot_be_taken_apart_is_refused(more, tmp_path):
     """A group among the fields, which protobuf skips, and fields that are cut off."""
     model = zoo.mlp((6, 5, 3))
     CHANGES["initializer"](model)

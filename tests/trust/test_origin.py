@@ -28,7 +28,7 @@ from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_simulator.values.text import shown_path
 from tests import zoo
-from tests.cli.conftest import Run, tree
+from tests.cli.conftest import tree
 from tests.packages.mutations import rehash
 
 
@@ -58,9 +58,7 @@ def code_of(call: object, *args: object, **options: object) -> str:
     return caught.value.code
 
 
-def test_what_is_signed_is_what_was_checked(
-    package: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_signed_is_what_was_checked(package, keys, monkeypatch):
     opened = Package.open
 
     def swapped(path: Path) -> Package:
@@ -74,7 +72,7 @@ def test_what_is_signed_is_what_was_checked(
 
 
 @pytest.mark.parametrize("name", ["eval_model.onnx", "inference_template.onnx"])
-def test_names_that_are_not_text_are_refused(name: str, package: Path, run: Run) -> None:
+def test_names_that_are_not_text_are_refused(name, package, run):
     """protobuf gives them as bytes, which are not compared with text, nor written again."""
     model = onnx.load(package / name)
     for old in (model.graph.node[-1].output[0], *(each.name for each in model.graph.initializer)):
@@ -92,9 +90,7 @@ def test_names_that_are_not_text_are_refused(name: str, package: Path, run: Run)
     assert tree(package) == before
 
 
-def test_a_model_is_checked_again_only_where_it_changed(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_checked_again_only_where_it_changed(package, monkeypatch):
     path, checked = package / "eval_model.onnx", list[str]()
 
     def not_text(model: onnx.ModelProto) -> list[bytes]:
@@ -111,7 +107,7 @@ def test_a_model_is_checked_again_only_where_it_changed(
     assert checked == texts
 
 
-def test_the_signature_covers_every_file_and_every_key(package: Path, keys: Path) -> None:
+def test_the_signature_covers_every_file_and_every_key(package, keys):
     sign_package(package, keys / "old.pem")
     public = keys / "old.pub"
     for path in sorted(package.iterdir()):
@@ -135,7 +131,7 @@ def test_the_signature_covers_every_file_and_every_key(package: Path, keys: Path
     assert "self-check" in " ".join(found.checked)
 
 
-def test_keys_are_rotated(package: Path, keys: Path) -> None:
+def test_keys_are_rotated(package, keys):
     """An app that trusts both keys takes packages signed with either; with one, of that one."""
     both = [keys / "old.pub", keys / "new.pub"]
     for name in ("old", "new"):
@@ -146,7 +142,7 @@ def test_keys_are_rotated(package: Path, keys: Path) -> None:
     assert code_of(verify_package, package, public_key=both) == "signature-wrong"
 
 
-def test_releases_only_grow(package: Path, keys: Path) -> None:
+def test_releases_only_grow(package, keys):
     assert code_of(verify_package, package, minimum_release=0) == "package-downgrade"
     sign_package(package, keys / "old.pem", release=3)
     assert Package.open(package).manifest.release == 3
@@ -157,7 +153,7 @@ def test_releases_only_grow(package: Path, keys: Path) -> None:
     assert Package.open(package).manifest.release == 3
 
 
-def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:
+def test_limits_of_what_a_stranger_may_ask(package):
     manifest = Package.open(package).manifest
     Limits().check(manifest, "here")
     layout = manifest.layout
@@ -183,7 +179,7 @@ def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:
     Limits(domains=("ai.onnx", "evil")).check(hostile, "here")
 
 
-def test_verify_prints_what_it_checked(package: Path, keys: Path, run: Run) -> None:
+def test_verify_prints_what_it_checked(package, keys, run):
     run("sign", package, "--key", keys / "old.pem", "--release", "7", code=0)
     both = (word for name in ("new", "old") for word in ("--public-key", keys / f"{name}.pub"))
     words = "verify", package, "--stranger", "--minimum-release", "7"
@@ -202,7 +198,7 @@ def test_verify_prints_what_it_checked(package: Path, keys: Path, run: Run) -> N
     ("size", "held_out", "words"),
     [(32, 50, []), (1, 50, ["single samples"]), (8, 1, ["Only one sample"]), (2, 2, [])],
 )
-def test_figures_of_single_samples(size: int, held_out: int, words: list[str]) -> None:
+def test_figures_of_single_samples(size, held_out, words):
     result: Any = SimpleNamespace(data=SimpleNamespace(batch_size=size, held_out_samples=held_out))
     found = list(of_simulation(result))
     assert len(found) == len(words)
@@ -210,20 +206,20 @@ def test_figures_of_single_samples(size: int, held_out: int, words: list[str]) -
 
 
 @pytest.mark.parametrize(("clients", "said"), [(0, 0), (5, 1), (19, 1), (20, 0), (500, 0)])
-def test_figures_of_single_clients(clients: int, said: int) -> None:
+def test_figures_of_single_clients(clients, said):
     fairness = SimpleNamespace(clients=clients) if clients else None
     result: Any = SimpleNamespace(fairness=fairness, disturbed=None)
     assert len(list(of_fleet(result))) == said
 
 
-def test_properties_of_an_app() -> None:
+def test_properties_of_an_app():
     assert list(of_properties(["odtpack.schedule", "odtpack.epochs"])) == []
     (found,) = of_properties(["odtpack.schedule", "owner", *(f"p{i}" for i in range(9))])
     assert "'owner'" in found
     assert "and 5 more" in found
 
 
-def test_paths_do_not_name_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_do_not_name_a_home(tmp_path, monkeypatch):
     home = tmp_path / "ada" / "work"
     home.mkdir(parents=True)
     monkeypatch.chdir(home)
@@ -233,9 +229,7 @@ def test_paths_do_not_name_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shown_path(Path("/")) == "/"
 
 
-def test_a_report_holds_no_sample(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_holds_no_sample(run, tmp_path, monkeypatch):
     """One that could be told by its numbers, in no form in which they might be written."""
     home = tmp_path / "ada-lovelace"
     build_package(zoo.mlp((4, 3, 2)), home / "package", loss="cross_entropy")
@@ -288,19 +282,17 @@ def _sends(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.usefixtures("_sends")
 @pytest.mark.parametrize("module", ["odtpack", "odtpack_runtime", "odtpack_simulator"])
-def test_off_by_default(module: str, tmp_path: Path) -> None:
+def test_off_by_default(module, tmp_path):
     assert written(tmp_path / "home", f"import {module}") == []
 
 
 @pytest.mark.usefixtures("_sends")
-def test_an_app_may_turn_it_on(tmp_path: Path) -> None:
+def test_an_app_may_turn_it_on(tmp_path):
     assert "deviceid" in written(tmp_path / "home", "import odtpack_runtime", **{VARIABLE: "0"})
 
 
 @pytest.mark.parametrize(("chosen", "calls"), [(None, 1), ("0", 0), ("1", 0)])
-def test_of_a_library_that_is_loaded_events_stop(
-    chosen: str | None, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_library_that_is_loaded_events_stop(chosen, calls, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     if chosen is not None:
         monkeypatch.setenv(VARIABLE, chosen)

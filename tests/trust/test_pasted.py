@@ -2,7 +2,6 @@
 
 import itertools
 import shlex
-from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
@@ -22,7 +21,7 @@ def offered(text: str, option: str) -> list[str]:
     return [value for word, value in itertools.pairwise(words) if word == option]
 
 
-def test_a_row_of_zeros(tmp_path: Path) -> None:
+def test_a_row_of_zeros(tmp_path):
     g = GraphWriter("look-up", {}, opset=17, seed=0)
     rows = np.ones((5, 4))
     rows[0] = 0
@@ -35,7 +34,7 @@ def test_a_row_of_zeros(tmp_path: Path) -> None:
     assert offered(remark, "--freeze-row") == [f"{NAME}=0"]
 
 
-def test_axes_of_inputs() -> None:
+def test_axes_of_inputs():
     kind = np.dtype(np.float32)
     specs = [TensorSpec("x", kind, ("N", 4)), TensorSpec(NAME, kind, (2, "N"))]
     with refused("data-shape") as raised:

@@ -56,7 +56,7 @@ for step in range(150):
 
 @posix
 @pytest.mark.parametrize("threshold", [2**30, 64], ids=["one file", "external data"])
-def test_two_processes_save_one_checkpoint(tmp_path: Path, threshold: int) -> None:
+def test_two_processes_save_one_checkpoint(tmp_path, threshold):
     path = tmp_path / "checkpoint"
     words = [sys.executable, "-c", SAVER, str(path)]
     assert exits([*words, str(i), str(threshold)] for i in (1, 2)) == [0, 0]
@@ -78,7 +78,7 @@ with locked(Path(sys.argv[1])):
 
 
 @posix
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_process(tmp_path):
     with started(HOLDER, tmp_path) as process:
         process.stdout.readline()
         entered = threading.Event()
@@ -112,7 +112,7 @@ for step in range(60):
 
 
 @posix
-def test_two_processes_update_one_folder(tmp_path: Path) -> None:
+def test_two_processes_update_one_folder(tmp_path):
     target = tmp_path / "package"
     target.mkdir()
     (target / "notes.txt").write_text("mine")
@@ -142,9 +142,7 @@ def contents(state: CheckpointState) -> bytes:
     return b"".join(p.data.tobytes() for _, p in state.parameters)
 
 
-def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
-    package: Package, tmp_path: Path
-) -> None:
+def test_a_second_call_during_a_step_is_busy_and_changes_nothing(package, tmp_path):
     zeros = np.zeros(6 * 32 + 32 + 32 * 3 + 3, np.float32)  # all parameters
     calls = {
         "step": lambda module, optimizer: module(*batch(0)),
@@ -188,7 +186,7 @@ def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
 
 
 @pytest.mark.parametrize("_", range(5))
-def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: int) -> None:
+def test_close_during_a_step_waits_and_ends_the_training(package, _):
     state, module, optimizer = open_training(package.path)
     states: list[bytes] = []
     codes: list[str] = []
@@ -217,9 +215,7 @@ def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: in
     assert after == states[-1] == contents(state)
 
 
-def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
-    package: Package, tmp_path: Path
-) -> None:
+def test_after_close_every_call_is_closed_and_the_state_can_be_saved(package, tmp_path):
     state, module, optimizer = open_training(package.path)
     with module:
         optimizer.step_on(*batch(0))
@@ -251,7 +247,7 @@ def when_free(call: Callable[[], object]) -> None:
             time.sleep(0.001)
 
 
-def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_path: Path) -> None:
+def test_a_thread_that_saves_sees_the_state_between_steps(package, tmp_path):
     """Plain gradient descent on known data: each save must be one of the states in between."""
     state, module, optimizer = open_training(package.path)
     states: dict[int, bytes] = {}
@@ -342,9 +338,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_whoever_opens_a_package_changes_nothing(
-    planned: Path, reader: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_whoever_opens_a_package_changes_nothing(planned, reader, caplog):
     before = held(planned)
     READERS[reader](planned)
     assert held(planned) == before

@@ -127,18 +127,14 @@ pieces = st.lists(st.integers(1, 120), min_size=1, max_size=8)
 
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 200), save_everies, st.integers(0, 900))
-def test_a_session_is_what_it_is_step_by_step(
-    pace: DeviceTimes, remaining: int, save_every: int | None, heat: int
-) -> None:
+def test_a_session_is_what_it_is_step_by_step(pace, remaining, save_every, heat):
     expected, _ = brute_session(pace, remaining, save_every, heat)
     assert play_session(pace, remaining, save_every, heat) == expected
 
 
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(paces, pieces, save_everies, st.integers(1, 2000))
-def test_a_training_is_what_it_is_step_by_step(
-    pace: DeviceTimes, pieces: list[int], save_every: int | None, period: int
-) -> None:
+def test_a_training_is_what_it_is_step_by_step(pace, pieces, save_every, period):
     course = play(pace, pieces, save_every=save_every, period=period)
     log = brute(pace, pieces, save_every=save_every, period=period)
     assert (course.stuck is not None) == log.stuck
@@ -156,9 +152,7 @@ def test_a_training_is_what_it_is_step_by_step(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 60), save_everies, st.integers(1, 2000))
-def test_a_stuck_training_would_be_stuck_for_ever(
-    pace: DeviceTimes, steps: int, save_every: int | None, period: int
-) -> None:
+def test_a_stuck_training_would_be_stuck_for_ever(pace, steps, save_every, period):
     """The proof in words, tried: forty more sessions keep nothing either."""
     course = play(pace, [steps], save_every=save_every, period=period)
     if course.stuck is None:
@@ -175,9 +169,7 @@ def test_a_stuck_training_would_be_stuck_for_ever(
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), save_everies)
-def test_a_device_twice_as_slow_never_takes_fewer_sessions(
-    pace: DeviceTimes, steps: int, save_every: int | None
-) -> None:
+def test_a_device_twice_as_slow_never_takes_fewer_sessions(pace, steps, save_every):
     slower = replace(
         pace, creation=2 * pace.creation, load=2 * pace.load, first_step=2 * pace.first_step,
         step=2 * pace.step, save=2 * pace.save,
@@ -191,8 +183,8 @@ def test_a_device_twice_as_slow_never_takes_fewer_sessions(
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(paces, st.integers(1, 400), st.integers(1, 12), st.integers(2, 4))
 def test_more_frequent_checkpoints_repeat_no_more_where_they_cost_nothing(
-    pace: DeviceTimes, steps: int, often: int, factor: int
-) -> None:
+    pace, steps, often, factor
+):
     pace = replace(pace, save=0)
     rare, frequent = (
         play(pace, [steps], save_every=every, period=10_000) for every in (often * factor, often)
@@ -203,7 +195,7 @@ def test_more_frequent_checkpoints_repeat_no_more_where_they_cost_nothing(
         assert frequent.sessions <= rare.sessions
 
 
-def test_more_frequent_checkpoints_may_repeat_more_where_they_cost_time() -> None:
+def test_more_frequent_checkpoints_may_repeat_more_where_they_cost_time():
     """Six steps and two checkpoints just fit; with three checkpoints only four steps do."""
     pace = DeviceTimes(creation=0, load=0, first_step=10, step=10, save=5, window=70)
     rare, frequent = (play(pace, [12], save_every=every, period=1000) for every in (3, 2))
@@ -213,9 +205,7 @@ def test_more_frequent_checkpoints_may_repeat_more_where_they_cost_time() -> Non
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(paces, pieces, st.integers(1, 40))
-def test_a_session_repeats_at_most_what_lies_between_two_checkpoints(
-    pace: DeviceTimes, pieces: list[int], save_every: int
-) -> None:
+def test_a_session_repeats_at_most_what_lies_between_two_checkpoints(pace, pieces, save_every):
     course = play(pace, pieces, save_every=save_every, period=10_000)
     for run in course.runs:
         assert 0 <= run.session.made - run.session.kept <= save_every
@@ -226,7 +216,7 @@ def test_a_session_repeats_at_most_what_lies_between_two_checkpoints(
     assert own.total("made") == own.steps
 
 
-def test_a_million_steps_are_a_few_runs() -> None:
+def test_a_million_steps_are_a_few_runs():
     pace = DeviceTimes(
         50, 20, 300, 100, 30, window=6000, throttle_after=1800, sustained=Fraction(72, 100)
     )
@@ -236,7 +226,7 @@ def test_a_million_steps_are_a_few_runs() -> None:
     assert course.steps == 10**6
 
 
-def test_heat_is_carried_over_a_short_rest_and_forgotten_in_a_long_one() -> None:
+def test_heat_is_carried_over_a_short_rest_and_forgotten_in_a_long_one():
     """Sessions of 60, throttling after 100: with a rest of 40 the second starts with 20."""
     pace = DeviceTimes(0, 0, 10, 10, 0, window=60, throttle_after=100, sustained=Fraction(1, 2))
     long, short = (play(pace, [24], save_every=1, period=p) for p in (120, 100))
@@ -246,7 +236,7 @@ def test_heat_is_carried_over_a_short_rest_and_forgotten_in_a_long_one() -> None
     assert [r.session.made for r in short.runs] == [6, 6, 6, 5, 1]
 
 
-def test_a_late_session_starts_when_the_one_before_ends() -> None:
+def test_a_late_session_starts_when_the_one_before_ends():
     pace = DeviceTimes(0, 0, 10, 10, 5)
     course = play(pace, [10] * 4, save_every=None, period=60)
     assert (course.active, course.end) == (4 * 105, 4 * 105)
@@ -258,5 +248,5 @@ def test_a_late_session_starts_when_the_one_before_ends() -> None:
     ("sustained", "work", "slowed"),
     [(Fraction(1), 7, 7), (Fraction(1, 2), 7, 14), (Fraction(3, 4), 7, 10), (Fraction(1, 3), 0, 0)],
 )
-def test_slowed_work_is_rounded_up(sustained: Fraction, work: int, slowed: int) -> None:
+def test_slowed_work_is_rounded_up(sustained, work, slowed):
     assert DeviceTimes(0, 0, 1, 1, 0, sustained=sustained).slowed(work) == slowed

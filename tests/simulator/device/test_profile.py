@@ -40,7 +40,7 @@ CLASSES = {
 }  # fmt: skip
 
 
-def test_shipped_names() -> None:
+def test_shipped_names():
     names = list_profiles()
     files = Path(__file__).parents[3].glob("device_profiles/*/*.toml")
     assert names == sorted(f"{path.parent.name}/{path.stem}" for path in files)
@@ -52,7 +52,7 @@ def test_shipped_names() -> None:
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_every_shipped_figure_has_kind_and_source(name: str) -> None:
+def test_every_shipped_figure_has_kind_and_source(name):
     device = load_profile(name)
     assert device.name == name
     assert device.validated is False
@@ -76,7 +76,7 @@ NOT_GIVEN = ("memory.arena", "memory.heap", "cpu.fp32_conv", "cpu.fp32_gemm")
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_limits_of_shipped_profiles_are_in_order(name: str) -> None:
+def test_limits_of_shipped_profiles_are_in_order(name):
     device = load_profile(name)
     ram = bounds(device.memory.ram, "bytes")
     foreground = bounds(device.memory.app_limit_foreground, "bytes")
@@ -92,7 +92,7 @@ def test_limits_of_shipped_profiles_are_in_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_training_uses_no_more_threads_than_cores(name: str) -> None:
+def test_training_uses_no_more_threads_than_cores(name):
     device = load_profile(name)
     cores = [bounds(cluster.cores, "count") for cluster in device.cpu.clusters]
     threads = device.training_threads()
@@ -104,7 +104,7 @@ def test_training_uses_no_more_threads_than_cores(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_figures_lists_every_table_in_the_file(name: str) -> None:
+def test_figures_lists_every_table_in_the_file(name):
     content = tomllib.loads((ROOT / "device_profiles" / f"{name}.toml").read_text("utf-8"))
 
     def figures(node: object) -> int:
@@ -121,7 +121,7 @@ def test_figures_lists_every_table_in_the_file(name: str) -> None:
     assert len(given) == figures(content)
 
 
-def test_android_limits_follow_their_formula() -> None:
+def test_android_limits_follow_their_formula():
     for name in list_profiles():
         device = load_profile(name)
         if device.os == "android":
@@ -131,7 +131,7 @@ def test_android_limits_follow_their_formula() -> None:
             assert device.memory_limit().kind == "assumed"  # type: ignore[union-attr]
 
 
-def test_matrix_rate_is_peak_times_efficiency_unless_measured() -> None:
+def test_matrix_rate_is_peak_times_efficiency_unless_measured():
     device = parse(EXAMPLE)
     rate = device.gemm_flops()
     assert (rate.low, rate.typical, rate.high) == pytest.approx((37.5e9, 60e9, 75e9))
@@ -142,7 +142,7 @@ def test_matrix_rate_is_peak_times_efficiency_unless_measured() -> None:
     assert measured.gemm_threads() == 4
 
 
-def test_matrix_rate_follows_the_threads() -> None:
+def test_matrix_rate_follows_the_threads():
     """66 GFLOPS on two fast cores, 84 on six slow ones, 150 together; 40 % of it in a product."""
     device = parse(EXAMPLE)
     for threads, peak in ((1, 33), (2, 66), (3, 80), (8, 150), (9, 150)):
@@ -162,7 +162,7 @@ def test_matrix_rate_follows_the_threads() -> None:
         parse(changed("[cpu]\n", f"[cpu]\n{both}".replace("threads = 1,", "threads = 2,")))
 
 
-def test_a_wrong_line_is_named() -> None:
+def test_a_wrong_line_is_named():
     with pytest.raises(OdtpackError) as caught:
         parse(changed("value = 2.2,", "value = -2.2,"))
     line = EXAMPLE.splitlines().index(next(x for x in EXAMPLE.splitlines() if "value = 2.2," in x))
@@ -184,7 +184,7 @@ bandwidth = { value = 5.1, unit = "GB/s", kind = "measured", source = "our lab" 
 """
 
 
-def test_unknown_and_absent_figures_read_as_null() -> None:
+def test_unknown_and_absent_figures_read_as_null():
     device = parse(MINIMAL)
     assert device.gemm_flops() is device.gemm_flops(2) is device.gemm_threads() is None
     assert device.throttle_seconds() is device.battery_joules() is device.idle_watts() is None
@@ -198,7 +198,7 @@ def test_unknown_and_absent_figures_read_as_null() -> None:
     assert device.copy_bandwidth().typical == 5.1e9  # type: ignore[union-attr]
 
 
-def test_digest_ignores_layout_but_not_figures() -> None:
+def test_digest_ignores_layout_but_not_figures():
     digest = parse(EXAMPLE).digest
     assert parse("# a comment\n" + EXAMPLE.replace(" = ", "=")).digest == digest
     assert parse(changed("value = 5.1", "value = 5.2")).digest != digest
@@ -249,7 +249,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("old", "new", "key", "message"), HOSTILE)
-def test_wrong_profile_is_named_in_one_line(old: str, new: str, key: str, message: str) -> None:
+def test_wrong_profile_is_named_in_one_line(old, new, key, message):
     with refused("profile-invalid") as caught:
         parse(changed(old, new))
     error = caught.value
@@ -264,12 +264,12 @@ def test_wrong_profile_is_named_in_one_line(old: str, new: str, key: str, messag
     b"\xff\xfe", b"name = ", b"a = 1\na = 2", b"a = " + b"[" * 30_000, b"a = " + b"9" * 10_000,
     b"\x00",
 ])  # fmt: skip
-def test_malformed_text(data: bytes) -> None:
+def test_malformed_text(data):
     with refused("profile-malformed"):
         parse_profile(data, "example.toml")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(EXAMPLE, "utf-8")
     assert load_profile(path).name == "acme/phone-1"
@@ -286,7 +286,7 @@ def test_files(tmp_path: Path) -> None:
         load_profile(folder)
 
 
-def test_names() -> None:
+def test_names():
     assert load_profile("pixel-8a").name == "google/pixel-8a"
     with pytest.raises(UnknownNameError, match="did you mean 'google/pixel-8a'") as caught:
         load_profile("google/pixel-8")
@@ -296,7 +296,7 @@ def test_names() -> None:
             load_profile(hostile)
 
 
-def test_profiles_of_a_wheel_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_of_a_wheel_come_first(tmp_path, monkeypatch):
     package = tmp_path / "site-packages/odtpack_runtime"
     shipped = package / "device_profiles/acme"
     shipped.mkdir(parents=True)
@@ -312,7 +312,7 @@ def test_profiles_of_a_wheel_come_first(tmp_path: Path, monkeypatch: pytest.Monk
         list_profiles()
 
 
-def test_a_limit_with_a_fraction_is_not_a_byte_too_small() -> None:
+def test_a_limit_with_a_fraction_is_not_a_byte_too_small():
     profile = load_profile("google/pixel-8a")
     figure = {"value": 2.01, "unit": "GB", "kind": "assumed", "source": "a test"}
     content = profile.model_dump(exclude_none=True)

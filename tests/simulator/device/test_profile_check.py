@@ -32,7 +32,7 @@ def without(key: str) -> DeviceProfile:
     return parse(text)
 
 
-def test_the_documented_example_lacks_three_figures_and_warns_of_nothing() -> None:
+def test_the_documented_example_lacks_three_figures_and_warns_of_nothing():
     report = check_profile(parse(EXAMPLE))
     assert report.warnings == []
     assert {item.subject: (item.lacking, item.why) for item in report.not_judged} == {
@@ -57,7 +57,7 @@ NOT_JUDGED = [
 
 
 @pytest.mark.parametrize(("key", "subject", "lacking"), NOT_JUDGED)
-def test_a_figure_that_is_gone_is_named(key: str, subject: str, lacking: str) -> None:
+def test_a_figure_that_is_gone_is_named(key, subject, lacking):
     before = check_profile(parse(EXAMPLE))
     after = check_profile(without(key))
     assert subject in before.judged
@@ -66,7 +66,7 @@ def test_a_figure_that_is_gone_is_named(key: str, subject: str, lacking: str) ->
     assert any(lacking in text for text in found[subject])
 
 
-def test_a_device_without_a_peak_has_no_matrix_rate() -> None:
+def test_a_device_without_a_peak_has_no_matrix_rate():
     text, _ = re.subn(r"^fp32_peak = .*\n", "", EXAMPLE, flags=re.M)
     found = {item.subject: item.lacking for item in check_profile(parse(text)).not_judged}
     for subject in ("step time and time to finish", "energy"):
@@ -102,26 +102,26 @@ ODD: list[tuple[str, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("words", "change"), ODD, ids=[words for words, _ in ODD])
-def test_what_looks_odd_is_a_warning(words: str, change: tuple[str, str]) -> None:
+def test_what_looks_odd_is_a_warning(words, change):
     warnings = check_profile(parse(changed(*change))).warnings
     assert any(words in warning for warning in warnings), warnings
 
 
-def test_power_that_is_higher_at_rest_judges_no_energy() -> None:
+def test_power_that_is_higher_at_rest_judges_no_energy():
     report = check_profile(parse(changed("idle = { value = 0.3", "idle = { value = 5")))
     lacking = {item.subject: item.lacking for item in report.not_judged}
     for subject in ("energy", "share of the battery"):
         assert lacking[subject] == ["power.load above power.idle"]
 
 
-def test_mostly_assumed() -> None:
+def test_mostly_assumed():
     warnings = check_profile(parse(EXAMPLE.replace('"measured"', '"assumed"'))).warnings
     assert warnings == [
         "13 of 19 known figures are assumed: verdicts rest on assumptions more than on facts"
     ]
 
 
-def test_a_board_that_does_not_throttle_needs_no_time() -> None:
+def test_a_board_that_does_not_throttle_needs_no_time():
     report = check_profile(load_profile("pi-5"))
     assert "throttling" in report.judged
     assert not any("time_to_throttle" in warning for warning in report.warnings)
@@ -137,7 +137,7 @@ EXPECTED = (
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_shipped_profiles_pass(name: str) -> None:
+def test_shipped_profiles_pass(name):
     report = check_profile(load_profile(name))
     for warning in report.warnings:
         assert any(words in warning for words in EXPECTED), warning
@@ -147,7 +147,7 @@ def test_shipped_profiles_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_written_profiles_read_the_same(name: str) -> None:
+def test_written_profiles_read_the_same(name):
     device = load_profile(name)
     text = profile_toml(device, comment="one\n\ntwo")
     assert text.startswith("# one\n#\n# two\nschema_version = 1\n")
@@ -160,7 +160,7 @@ def test_written_profiles_read_the_same(name: str) -> None:
 @pytest.mark.parametrize(
     "title", ['"quoted" \\ back', "tab\tnew\nline", "\x00\x1b[31m\x7f", "é ∞ 🙂", "'''"]
 )
-def test_hostile_text_is_written_as_text(title: str) -> None:
+def test_hostile_text_is_written_as_text(title):
     device = parse(EXAMPLE).model_copy(update={"title": title})
     assert parse(profile_toml(device)).title == title
 
@@ -189,9 +189,7 @@ MEASURED_COPIES = [
 
 
 @pytest.mark.parametrize(("core", "rate", "peak"), MEASURED_SHARES)
-def test_the_share_of_a_product_holds_what_was_measured(
-    core: str, rate: float, peak: float
-) -> None:
+def test_the_share_of_a_product_holds_what_was_measured(core, rate, peak):
     share = gemm_share(core_kind(core, "somebody", []), [])
     assert share.low <= rate / peak <= share.high
     assert rate / peak == pytest.approx(share.typical, rel=0.15)
@@ -199,16 +197,14 @@ def test_the_share_of_a_product_holds_what_was_measured(
 
 
 @pytest.mark.parametrize(("core", "vendor", "rate", "chips", "clock"), MEASURED_COPIES)
-def test_one_rule_for_copies_holds_what_was_measured(
-    core: str, vendor: str, rate: float, chips: float, clock: float
-) -> None:
+def test_one_rule_for_copies_holds_what_was_measured(core, vendor, rate, chips, clock):
     found = copy_rate(core_kind(core, vendor, []), same(chips), same(clock))
     assert found.low <= rate <= found.high
     assert found.high / found.low <= 3
     assert 1 / 1.5 <= found.typical / rate <= 1.5
 
 
-def test_kernels_are_told_apart() -> None:
+def test_kernels_are_told_apart():
     plain = gemm_share(core_kind("Cortex-X4", "Google", []), [])
     scalable = gemm_share(core_kind("performance", "Apple", ["sme"]), ["sme"])
     assert scalable.typical > plain.typical
@@ -226,7 +222,7 @@ def from_data_sheet(**cpu: object) -> DeviceProfile:
     return made_profile("amd/epyc", memory=memory, cpu=cpu).model_copy(update={"vendor": "AMD"})
 
 
-def test_a_data_sheet_is_enough_for_times() -> None:
+def test_a_data_sheet_is_enough_for_times():
     rates = device_rates(from_data_sheet())
     assert not isinstance(rates, str)
     assert rates.gemm.typical == pytest.approx(0.8 * 112e9)
@@ -238,7 +234,7 @@ def test_a_data_sheet_is_enough_for_times() -> None:
     assert other.gemm.typical == pytest.approx(0.5 * 112e9)
 
 
-def test_phones_follow_one_rule_for_copies() -> None:
+def test_phones_follow_one_rule_for_copies():
     """No phone takes the copy of another board: like memory gives like rates."""
     for name in list_profiles():
         profile = load_profile(name)
@@ -253,11 +249,11 @@ def test_phones_follow_one_rule_for_copies() -> None:
 # Kits: named once, and chosen by the system where nobody says which.
 
 
-def test_every_place_names_the_same_kits() -> None:
+def test_every_place_names_the_same_kits():
     assert list(KITS) == list(get_args(Kit))
 
 
-def test_every_system_has_a_kit() -> None:
+def test_every_system_has_a_kit():
     chosen = {system: kit_of(system) for system in get_args(OsClass)}
     assert set(chosen.values()) <= set(KITS)
     assert (chosen["android"], chosen["ios"], chosen["web"]) == ("kotlin", "swift", "js")

@@ -58,9 +58,7 @@ PLANNED = with_changes(*SIZES, *FREEZES, SGD, ALL)
 @pytest.mark.parametrize(
     ("limit", "size", "layers"), [(120e6, 32, 2), (80e6, 16, 3), (47e6, 8, None)]
 )
-def test_the_mildest_plan_of_each_kind_that_is_enough(
-    limit: float, size: int, layers: int | None
-) -> None:
+def test_the_mildest_plan_of_each_kind_that_is_enough(limit, size, layers):
     text = advised(PLANNED, "peak_memory", f'"{limit:.0f} B"')
     assert text.startswith(f"training in micro-batches of {size} instead of 64 samples")
     assert "accumulated to the same 64 per update" in text
@@ -71,7 +69,7 @@ def test_the_mildest_plan_of_each_kind_that_is_enough(
     assert "SGD" not in text
 
 
-def test_several_changes_where_one_is_not_enough() -> None:
+def test_several_changes_where_one_is_not_enough():
     text = advised(PLANNED, "peak_memory", '"38 MB"')
     assert "micro-batches of 8 " in text
     assert "SGD without momentum" in text
@@ -79,14 +77,14 @@ def test_several_changes_where_one_is_not_enough() -> None:
     assert "smaller" not in text
 
 
-def test_the_model_has_to_be_smaller_only_where_nothing_helps() -> None:
+def test_the_model_has_to_be_smaller_only_where_nothing_helps():
     text = advised(PLANNED, "peak_memory", '"19 MB"')
     assert text.startswith("the model has to be smaller: even training in micro-batches of 8 ")
     assert f"needs about {format_bytes(30_000_000)}" in text
     assert advised(with_changes(), "peak_memory", '"1 B"').startswith("the model has to be smaller")
 
 
-def test_without_plans_nothing_is_proposed() -> None:
+def test_without_plans_nothing_is_proposed():
     """As where a stored result is judged by a limit that it was not simulated with."""
     text = advised(changed(BASE, memory={"changes": None}), "peak_memory", '"19 MB"')
     assert "planned where the package is: odtpack judge" in text
@@ -94,7 +92,7 @@ def test_without_plans_nothing_is_proposed() -> None:
     assert "has to be smaller" not in text
 
 
-def test_a_step_that_is_too_long() -> None:
+def test_a_step_that_is_too_long():
     step = BASE.devices[0].latency.step_ms
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
     assert figure(r"about (\d+)", text) in (31, 32)
@@ -106,7 +104,7 @@ def test_a_step_that_is_too_long() -> None:
         assert "freeze" not in advised(result, "step_latency", f'"{step.typical / 2:.6f} ms"')
 
 
-def test_fewer_steps_and_what_they_reach() -> None:
+def test_fewer_steps_and_what_they_reach():
     result = campaign(active_s=same(60.0))
     text = advised(result, "time_to_finish", '"45 s"')
     assert "about 180 of the 240 steps" in text
@@ -116,7 +114,7 @@ def test_fewer_steps_and_what_they_reach() -> None:
     assert "about 120 of the 240" in advised(campaign(energy_j=same(2000.0)), "energy", '"1 kJ"')
 
 
-def test_the_worst_case_is_said_where_only_that_is_too_much() -> None:
+def test_the_worst_case_is_said_where_only_that_is_too_much():
     """Twice the limit in the worst case, half of it typically: all ends from the same case."""
     wide = Interval(low=10.0, typical=30.0, high=120.0)
     result = campaign(
@@ -133,7 +131,7 @@ def test_the_worst_case_is_said_where_only_that_is_too_much() -> None:
     assert "worst" not in advised(result, "time_to_finish", '"20 s"')
 
 
-def test_sessions_days_and_battery() -> None:
+def test_sessions_days_and_battery():
     result = campaign(
         make_result([DEVICE], policy=Policy(state="background", sessions_per_day=2)),
         sessions=same(20.0), days=same(10.0), repeated_steps=same(60.0),
@@ -148,7 +146,7 @@ def test_sessions_days_and_battery() -> None:
     assert "after about 15.0 s: 40 sessions instead of 20" in battery
 
 
-def test_how_often_to_save() -> None:
+def test_how_often_to_save():
     often = make_result([DEVICE], policy=Policy(state="background", save_every=10))
     result = campaign(often, written_bytes_per_day=same(100e6), repeated_steps=same(60.0))
     text = advised(result, "written_per_day", '"25 MB"')
@@ -160,11 +158,11 @@ def test_how_often_to_save() -> None:
     assert "although every one is saved" in text
 
 
-def test_the_first_step() -> None:
+def test_the_first_step():
     assert "2.3 times a later one" in advised(BASE, "first_step", '"1 ms"')
 
 
-def test_a_package_with_frozen_weights() -> None:
+def test_a_package_with_frozen_weights():
     result = changed(BASE, package={"trainable_parameters": 241_000})
     text = advised(result, "package_size", '"1 MB"')
     assert "80.0 % of them frozen" in text
@@ -189,12 +187,12 @@ def test_a_package_with_frozen_weights() -> None:
     ),
     ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
 ])  # fmt: skip
-def test_what_the_curve_says(losses: list[float], words: str) -> None:
+def test_what_the_curve_says(losses, words):
     curve = [EvaluationPoint(step=10 * i, loss=loss) for i, loss in enumerate(losses)]
     assert words in advised(changed(BASE, training={"curve": curve}), "final_loss", "0.01")
 
 
-def test_without_a_curve_the_training_losses_speak() -> None:
+def test_without_a_curve_the_training_losses_speak():
     falling: list[float | None] = [1.0 / (1 + i) for i in range(100)]
     for losses, words in ((falling, "train more steps"), ([1.0] * 100, "too few evaluations")):
         result = changed(BASE, training={"curve": [], "losses": losses})
@@ -225,13 +223,13 @@ MANY = Policy(state="background", sessions_per_day=2, save_every=10, pieces=3)
 
 
 @pytest.mark.parametrize("limit", [30e6, 60e6, 100e6, 150e6])
-def test_saving_less_often_keeps_the_bytes_of_a_day(limit: float) -> None:
+def test_saving_less_often_keeps_the_bytes_of_a_day(limit):
     text = advised(played(MANY), "written_per_day", f'"{limit:.0f} B"')
     often = figure(r"save every (\d+) instead of every 10 steps", text)
     assert typical(play(changed(MANY, save_every=often)).written_bytes_per_day) <= limit
 
 
-def test_one_checkpoint_a_day_takes_one_session_a_day() -> None:
+def test_one_checkpoint_a_day_takes_one_session_a_day():
     text = advised(played(MANY), "written_per_day", '"20 MB"')
     assert "save only at the end of a session, and train in 1 instead of 2 sessions a day" in text
     after = play(changed(MANY, save_every=None, sessions_per_day=1))
@@ -241,7 +239,7 @@ def test_one_checkpoint_a_day_takes_one_session_a_day() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 3, 12])
 @pytest.mark.parametrize("share", [0.4, 0.7, 0.95])
-def test_so_many_steps_fit_in_the_time_with_all_sessions_opened(pieces: int, share: float) -> None:
+def test_so_many_steps_fit_in_the_time_with_all_sessions_opened(pieces, share):
     policy = Policy(pieces=pieces)
     limit = share * typical(play(policy).active_s)
     text = advised(played(policy), "time_to_finish", f'"{limit} s"')
@@ -250,7 +248,7 @@ def test_so_many_steps_fit_in_the_time_with_all_sessions_opened(pieces: int, sha
     assert typical(play(policy, steps + steps // 10 + 3).active_s) > limit
 
 
-def test_what_takes_longer_to_open_than_the_limit_is_said() -> None:
+def test_what_takes_longer_to_open_than_the_limit_is_said():
     result = played(Policy(pieces=12))
     text = advised(result, "time_to_finish", '"0.5 s"')
     assert "the 12 pieces of data take 12 sessions, and opening them alone" in text
@@ -262,14 +260,14 @@ def test_what_takes_longer_to_open_than_the_limit_is_said() -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_shorter_sessions_take_so_much_of_the_battery(share: float) -> None:
+def test_shorter_sessions_take_so_much_of_the_battery(share):
     limit = share * typical(play(Policy()).battery_share_per_session)
     text = advised(played(Policy()), "battery_per_session", f'"{100 * limit:.9f} %"')
     count = figure(r": (\d+) sessions instead of 1 take", text)
     assert typical(play(Policy(pieces=count)).battery_share_per_session) <= 1.05 * limit
 
 
-def test_three_sessions_at_two_a_day_take_two_days() -> None:
+def test_three_sessions_at_two_a_day_take_two_days():
     found = check(judged(played(MANY), "[budgets]\ndays = 1"), "days")
     assert found.status == "fail"
     assert found.message == "estimated at 2 days, allowed is at most 1"
@@ -278,7 +276,7 @@ def test_three_sessions_at_two_a_day_take_two_days() -> None:
 
 
 @pytest.mark.parametrize("days", [1, 2, 3, 5])
-def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
+def test_so_many_sessions_a_day_end_it_in_time(days):
     policy = Policy(pieces=12, sessions_per_day=2)
     text = advised(played(policy), "days", f"{days}.5")
     often = figure(r"(\d+) sessions a day instead of 2", text)
@@ -288,7 +286,7 @@ def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
     assert "raise the limit" in advised(played(Policy()), "days", "0.5")
 
 
-def test_a_figure_that_is_just_beyond_says_so() -> None:
+def test_a_figure_that_is_just_beyond_says_so():
     seconds = typical(play(Policy()).active_s)
     text = f'[budgets]\ntime_to_finish = "{0.99999 * seconds} s"'
     found = check(judged(played(Policy()), text), "time_to_finish")

@@ -11,7 +11,7 @@ from odtpack_simulator.device.app import (
     default_footprint,
     runtime_bytes,
 )
-from odtpack_simulator.device.profile import AppState, list_profiles, load_profile
+from odtpack_simulator.device.profile import list_profiles, load_profile
 from odtpack_simulator.figures.compare import compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
@@ -42,7 +42,7 @@ def limit_check(result: SimulationResult) -> Check:
     return check(result, "memory_limit")
 
 
-def test_every_system_has_a_stated_default_with_its_source() -> None:
+def test_every_system_has_a_stated_default_with_its_source():
     for name in list_profiles():
         app = default_footprint(load_profile(name))
         assert app is APP_FOOTPRINTS[load_profile(name).os]
@@ -53,7 +53,7 @@ def test_every_system_has_a_stated_default_with_its_source() -> None:
 @pytest.mark.parametrize(
     ("room", "outcome"), [(103_000_000, "fits"), (102_999_999, "close"), (99_999_999, "over")]
 )
-def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
+def test_the_process_is_held_to_the_limit(room, outcome):
     limit = room + 150_000_000 + RUNTIME_LIBRARY_BYTES
     result = with_memory(
         make_result([PIXEL], app=True), predicted_peak_bytes=100_000_000, limit_bytes=limit,
@@ -75,14 +75,14 @@ def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
     ),
     ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
 ])  # fmt: skip
-def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> None:
+def test_the_narrowest_table_says_what_the_app_holds(text, app):
     budgets = parse_budgets(text.encode())
     (device,) = judge(make_result([PIXEL], app=True), budgets).devices
     assert device.memory.app_bytes == app
     assert budgets.footprint_of(load_profile(PIXEL)).nbytes == app
 
 
-def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
+def test_where_the_budgets_say_it_the_report_names_the_line():
     budgets = parse_budgets(b'[budgets]\napp_footprint = "50 MB"', "limits.toml")
     found = judge(make_result([PIXEL], app=True), budgets)
     assert found.devices[0].memory.app_source == "limits.toml:2"
@@ -90,7 +90,7 @@ def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
     assert "limits.toml:2" in render_report(found, "html").decode()
 
 
-def test_budgets_say_what_the_app_holds_also_where_others_said_it_before() -> None:
+def test_budgets_say_what_the_app_holds_also_where_others_said_it_before():
     """A result that was simulated with other budgets, in a baseline too."""
     measured = judged(make_result([PIXEL], app=True), '[budgets]\napp_footprint = "50 MB"')
     assert judge(measured) == measured  # without budgets it is the app that was measured for
@@ -112,13 +112,13 @@ def test_budgets_say_what_the_app_holds_also_where_others_said_it_before() -> No
 
 
 @pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
-def test_it_needs_a_unit(value: str) -> None:
+def test_it_needs_a_unit(value):
     text = f"[budgets]\napp_footprint = {value}"
     with refused("budgets-invalid", what="app_footprint"):
         parse_budgets(text.encode())
 
 
-def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
+def test_a_replay_that_was_ended_is_not_judged_with_more_room():
     limit = 300_000_000
     result = make_result([PIXEL], app=True)
     runtime = runtime_bytes("kotlin", "android", result.devices[0].memory.predicted_peak_bytes)
@@ -134,7 +134,7 @@ def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
         assert limit_check(judge(found)).status == status  # nothing was lost
 
 
-def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well() -> None:
+def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well():
     result = make_result([PIXEL])
     peak = result.devices[0].memory.predicted_peak_bytes
     assert limit_check(judge(result)).actual == peak
@@ -143,7 +143,7 @@ def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well() -> None:
     assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in found.message
 
 
-def test_a_process_takes_no_more_than_what_is_counted() -> None:
+def test_a_process_takes_no_more_than_what_is_counted():
     """Every row that was measured of a JVM and of Node."""
     text = (Path(__file__).parents[3] / "docs" / "fidelity.md").read_text()
     pattern = r"^\| (kotlin|js) \| .* \| ([\d.]+) MB \| [\d.]+ MB \| \+([\d.]+) MB"
@@ -155,7 +155,7 @@ def test_a_process_takes_no_more_than_what_is_counted() -> None:
     assert runtime_bytes("js", "web", 10**8) == RUNTIME_LIBRARY_BYTES
 
 
-def test_an_app_that_takes_the_limit_by_itself() -> None:
+def test_an_app_that_takes_the_limit_by_itself():
     result = judged(make_result([PIXEL], app=True), '[budgets]\napp_footprint = "5 GB"')
     assert limit_check(result).status == "fail"
     assert "app_footprint" in str(limit_check(result).advice)
@@ -167,14 +167,14 @@ def bar(app: int, runtime: int, training: int, limit: int | None) -> str:
     return drawn_bar(result.devices[0].memory)
 
 
-def test_the_bar_in_characters() -> None:
+def test_the_bar_in_characters():
     assert bar(12, 6, 6, 48) == "aaaaaarrrttt............|"
     assert bar(12, 6, 30, 24) == "aaaaaarrrttt|" + "t" * 12
     assert bar(1, 1, 1000, 4000) == "artttttt................|"
     assert bar(12, 6, 6, None) == "a" * 12 + "r" * 6 + "t" * 6
 
 
-def test_every_report_shows_app_library_training_and_limit() -> None:
+def test_every_report_shows_app_library_training_and_limit():
     result = judge(make_result([PIXEL], app=True))
     memory = result.devices[0].memory
     assert (memory.app_bytes, memory.runtime_bytes) == (150_000_000, RUNTIME_LIBRARY_BYTES)
@@ -187,7 +187,7 @@ def test_every_report_shows_app_library_training_and_limit() -> None:
     assert '"app_bytes": 150000000' in render_report(result, "json").decode()
 
 
-def test_a_comparison_says_that_the_kit_is_another() -> None:
+def test_a_comparison_says_that_the_kit_is_another():
     base = make_result([PIXEL], app=True)
     head = changed(on_devices(base, memory={"sharing": "shared"}), policy={"kit": "kotlin"})
     notes = compare(base, head).notes
@@ -209,14 +209,14 @@ def memory_of(name: str, policy: Policy) -> DeviceMemory:
 
 
 @pytest.mark.parametrize("state", ["foreground", "background"])
-def test_the_entitlement_is_for_the_foreground(state: AppState) -> None:
+def test_the_entitlement_is_for_the_foreground(state):
     profile = load_profile("apple/iphone-16-pro")
     memory = memory_of(profile.name, Policy(state=state))
     assert memory.limit_bytes == profile.memory_limit_bytes(state)
     assert (memory.entitled_limit_bytes is not None) == (state == "foreground")
 
 
-def test_an_entitled_app_is_held_to_its_own_limit() -> None:
+def test_an_entitled_app_is_held_to_its_own_limit():
     entitled = Policy(entitled=True)
     memory = memory_of("apple/iphone-15-pro", entitled)
     assert (memory.limit_bytes, memory.limit_entitled) == (6_000_000_000, True)
@@ -225,7 +225,7 @@ def test_an_entitled_app_is_held_to_its_own_limit() -> None:
     assert (memory_of("apple/iphone-13-pro", Policy()).limit_bytes or 0) < 4_000_000_000
 
 
-def test_what_the_app_holds_is_not_left_to_the_training() -> None:
+def test_what_the_app_holds_is_not_left_to_the_training():
     memory = memory_of("apple/iphone-15-pro", Policy())
     assert memory.room_bytes == memory.limit_bytes - 150_000_000 - RUNTIME_LIBRARY_BYTES
     assert memory.need_bytes == 1 + 150_000_000 + RUNTIME_LIBRARY_BYTES
@@ -237,7 +237,7 @@ def test_what_the_app_holds_is_not_left_to_the_training() -> None:
     ("samsung/galaxy-a12", "foreground"),  # Android has none
     ("apple/iphone-15-pro", "background"),
 ])  # fmt: skip
-def test_where_the_entitlement_changes_nothing(name: str, state: AppState) -> None:
+def test_where_the_entitlement_changes_nothing(name, state):
     plain, entitled = (
         memory_of(name, Policy(state=state, entitled=given)) for given in (False, True)
     )

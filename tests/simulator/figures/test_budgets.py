@@ -39,7 +39,7 @@ def only(limits: tuple[Limit, ...]) -> Limit:
     return limit
 
 
-def test_the_documented_example() -> None:
+def test_the_documented_example():
     budgets = parse(EXAMPLE)
     assert {
         key: [(limit.figure, limit.kind) for limit in limits]
@@ -64,7 +64,7 @@ def test_the_documented_example() -> None:
     assert set(narrowed) == {"peak_memory", "battery_per_session"}
 
 
-def test_locations_are_lines_of_the_file() -> None:
+def test_locations_are_lines_of_the_file():
     lines = EXAMPLE.splitlines()
     budgets = parse(EXAMPLE)
     for placed in (budgets.overall(), budgets.narrowed("google/pixel-8a", "android")):
@@ -113,16 +113,14 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("key", "value", "limit", "kind"), VALUES)
-def test_values_stand_in_the_unit_of_their_metric(
-    key: str, value: str, limit: float, kind: str
-) -> None:
+def test_values_stand_in_the_unit_of_their_metric(key, value, limit, kind):
     for text in (value, f"{{ limit = {value} }}", f"[{value}]", f"[{{ limit = {value} }}]"):
         found = only(parse(f"[budgets]\n{key} = {text}").overall()[key])
         assert found.figure == pytest.approx(limit)
         assert (found.kind, found.level) == (kind, "error")
 
 
-def test_every_metric_is_a_key_with_a_value_above() -> None:
+def test_every_metric_is_a_key_with_a_value_above():
     assert {key for key, *_ in VALUES} == set(METRICS)
     for metric in METRICS.values():
         quote = "" if metric.unit == "1" else '"'
@@ -132,14 +130,14 @@ def test_every_metric_is_a_key_with_a_value_above() -> None:
     assert [key for key in METRICS if f"| `{key}` |" not in page] == []
 
 
-def test_levels_in_a_list() -> None:
+def test_levels_in_a_list():
     text = '[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
     hard, soft = parse(text).overall()["peak_memory"]
     assert (hard.figure, hard.kind, hard.level) == (200e6, "absolute", "error")
     assert (soft.figure, soft.kind, soft.level) == (5.0, "percent", "warn")
 
 
-def test_the_schema_agrees_with_the_reader() -> None:
+def test_the_schema_agrees_with_the_reader():
     """What the reader takes is valid by the schema, and what has a wrong form by neither."""
     jsonschema = pytest.importorskip("jsonschema")
     schema = budget_schema()
@@ -165,7 +163,7 @@ def test_the_schema_agrees_with_the_reader() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"])
-def test_empty_files_set_no_limit(text: str) -> None:
+def test_empty_files_set_no_limit(text):
     assert parse(text).for_device("x", "ios") == {}
 
 
@@ -224,7 +222,7 @@ def test_empty_files_set_no_limit(text: str) -> None:
     ("[budgets]\nlearns = 0", "budgets.learns", "must be true or false"),
     ("[budgets]\naccuracy_floor = 90", "budgets.accuracy_floor", "at most 1, found 90: 0.9 is"),
 ])  # fmt: skip
-def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) -> None:
+def test_wrong_budgets_are_named_in_one_line(text, key, message):
     with pytest.raises(OdtpackError) as caught:
         parse(text)
     error = caught.value
@@ -245,7 +243,7 @@ def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) 
     ("final_loss = { limit = 1, learns = true }", '[budgets] peak_memory = "200 MB"'),
     ('[class.android]\ntoo_close = "warn"', '[budgets] peak_memory = "200 MB"'),
 ])  # fmt: skip
-def test_the_help_is_of_the_key(text: str, line: str) -> None:
+def test_the_help_is_of_the_key(text, line):
     with pytest.raises(OdtpackError) as caught:
         parse(f"[budgets]\n{text}")
     assert caught.value.hint == f"write for example: {line}"
@@ -256,18 +254,18 @@ def test_the_help_is_of_the_key(text: str, line: str) -> None:
     ('[budgets.device."a/b"]\ndays = 1', "write [device.NAME]: only a recipe has it below"),
     ("days = 1", "write it below [budgets]"),
 ])  # fmt: skip
-def test_the_help_says_where_a_table_or_a_key_belongs(text: str, hint: str) -> None:
+def test_the_help_says_where_a_table_or_a_key_belongs(text, hint):
     with refused("budgets-invalid", hint=hint):
         parse(text)
 
 
-def test_wrong_line_is_named() -> None:
+def test_wrong_line_is_named():
     with pytest.raises(OdtpackError) as caught:
         parse('[budgets]\nfinal_loss = 1\n\n[device."a/b"]\n  step_latency = "5 km"\n')
     assert caught.value.where == "ci/budgets.toml:5"
 
 
-def test_malformed_and_absent_files(tmp_path: Path) -> None:
+def test_malformed_and_absent_files(tmp_path):
     with pytest.raises(OdtpackError, match="not valid TOML"):
         parse("[budgets")
     with pytest.raises(OdtpackError, match="does not exist"):
@@ -280,7 +278,7 @@ def test_malformed_and_absent_files(tmp_path: Path) -> None:
     assert only(read_budgets(path).overall()["package_size"]).location == f"{path}:2"
 
 
-def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it() -> None:
+def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it():
     budgets = parse("\ufeff[device.x]\nfinal_loss = 1")
     assert only(budgets.narrowed("x", "ios")["final_loss"]).location == "ci/budgets.toml:2"
     with pytest.raises(OdtpackError) as caught:
@@ -288,14 +286,14 @@ def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it() -> None:
     assert caught.value.where == "ci/budgets.toml:1"
 
 
-def test_misspelt_device_is_refused() -> None:
+def test_misspelt_device_is_refused():
     budgets = parse('\n[device."google/pixel-8"]\n')
     with pytest.raises(OdtpackError, match="did you mean 'google/pixel-8a'") as caught:
         budgets.check_devices(["google/pixel-8a"])
     assert caught.value.where == "ci/budgets.toml:2"
 
 
-def test_a_table_in_one_line_has_a_line() -> None:
+def test_a_table_in_one_line_has_a_line():
     text = b'[budgets]\n[device]\n"acme/one" = { sessions = 3, days = 2 }\n'
     placed = parse_budgets(text, "b.toml").for_device("acme/one", "linux")
     assert {key: limit.location for key, (limit,) in placed.items()} == {
@@ -341,10 +339,10 @@ NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.floats(0.0, 1.0))
 )  # fmt: skip
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_every_result_keeps_the_budget_that_it_suggests(
-    times: tuple[Interval | None, ...], whole: tuple[Interval | None, ...], loss: float | None,
-    before: float | None, metric: float | None, ends: tuple[float, float] | None, peak: int,
-    size: int, state: str,
-) -> None:  # fmt: skip
+    times, whole, loss,
+    before, metric, ends, peak,
+    size, state,
+):  # fmt: skip
     reason = None if times[0] is not None else "unknown"
     latency = dict(zip(TIMES, times, strict=True)) | {"not_judged": reason}
     learned = {
@@ -374,7 +372,7 @@ def test_every_result_keeps_the_budget_that_it_suggests(
 
 @pytest.mark.parametrize("scale", [0.2, 1.0, 1.9])
 @pytest.mark.parametrize("state", ["foreground", "background"])
-def test_limits_are_a_quarter_above_what_was_measured(scale: float, state: str) -> None:
+def test_limits_are_a_quarter_above_what_was_measured(scale, state):
     result = make_result(scale=scale, policy=Policy(state=state))  # type: ignore[arg-type]
     budgets = parse_budgets(suggest_budget(result).encode())
     known = {metric.key for metric in METRICS.values() if metric.suggested}
@@ -403,7 +401,7 @@ UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "J": 1.0, "kJ": 1e3, "k
     "seconds",
     [0.004, 0.9, 7.9, 8.1, 9.99, 10.1, 14.4, 99.0, 599.0, 601.0, 5e3, 28_700.0, 29e3, 4e5],
 )
-def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds: float) -> None:
+def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds):
     """From 10 s on the step was suggested in thousandths of what its unit says."""
     latency, campaign = same(1e3 * seconds), same(seconds)
     result = on_devices(
@@ -417,7 +415,7 @@ def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds: float) ->
         assert 1.25 * seconds <= value * (1 + 1e-9) <= 1.25 * 1.1 * seconds * (1 + 1e-9), text
 
 
-def test_limits_are_typical_figures_and_regressions() -> None:
+def test_limits_are_typical_figures_and_regressions():
     wide = Interval(low=10.0, typical=100.0, high=1000.0)
     text = suggest_budget(on_devices(BASE, latency={"step_ms": wide}))
     assert 'step_latency = "130 ms"  # with a baseline: ["130 ms", "+10 %"]\n' in text
@@ -427,15 +425,13 @@ def test_limits_are_typical_figures_and_regressions() -> None:
 
 
 @pytest.mark.parametrize(("before", "limited"), [(0.6, True), (0.5, False), (0.49, False)])
-def test_no_final_loss_is_suggested_that_the_untrained_model_keeps(
-    before: float, limited: bool
-) -> None:
+def test_no_final_loss_is_suggested_that_the_untrained_model_keeps(before, limited):
     result = changed(BASE, training={"eval_loss_before": before, "eval_loss_after": 0.4})
     assert ("final_loss = 0.50\n" in suggest_budget(result)) == limited
     assert ("final_loss" in suggest_budget(result)) == limited
 
 
-def test_a_suggestion_without_a_baseline_has_no_regressions() -> None:
+def test_a_suggestion_without_a_baseline_has_no_regressions():
     text = suggest_budget(BASE)
     result = judge(BASE, parse_budgets(text.encode()))
     judged = {check.metric for _, check in result.all_checks() if check.budget_location}
@@ -444,7 +440,7 @@ def test_a_suggestion_without_a_baseline_has_no_regressions() -> None:
 
 
 @pytest.mark.parametrize("metric", ["finite_loss", "learns"])
-def test_a_training_that_failed_gets_no_limit_of_its_loss(metric: str) -> None:
+def test_a_training_that_failed_gets_no_limit_of_its_loss(metric):
     for status in ("pass", "fail"):
         checks = [Check(metric=metric, status=status, message="")]
         text = suggest_budget(changed(BASE, checks=checks))
@@ -479,7 +475,7 @@ def assert_short_and_kept(result: SimulationResult) -> None:
         assert set(placed) <= {"peak_memory"}
 
 
-def test_many_devices_share_limits() -> None:
+def test_many_devices_share_limits():
     result = make_result()
     assert len(result.devices) == len(list_profiles())
     assert_short_and_kept(result)
@@ -491,7 +487,7 @@ def test_many_devices_share_limits() -> None:
     assert '"apple/iphone-11" = { step_latency' in text
 
 
-def test_figures_that_some_devices_of_a_class_lack_are_told_by_device() -> None:
+def test_figures_that_some_devices_of_a_class_lack_are_told_by_device():
     """As with the shipped profiles: power is known of few."""
     result = make_result()
     unknown = {"energy_j": None, "battery_share_per_session": None}
@@ -502,32 +498,32 @@ def test_figures_that_some_devices_of_a_class_lack_are_told_by_device() -> None:
     assert_short_and_kept(changed(result, devices=devices))
 
 
-def test_equal_figures_are_limited_once() -> None:
+def test_equal_figures_are_limited_once():
     text = suggest_budget(make_result(["google/pixel-8a", "raspberrypi/pi-5"]))
     assert text.count("written_per_day") == 1
     assert text.index("written_per_day") < text.index("[device.")
     assert text.count("step_latency") == 2
 
 
-def test_few_devices_have_tables_of_their_own() -> None:
+def test_few_devices_have_tables_of_their_own():
     names = ["google/pixel-8a", "google/pixel-4a", "samsung/galaxy-a12"]
     text = suggest_budget(make_result(names))
     assert [f'[device."{name}"]' in text for name in names] == [True] * 3
     assert "[class." not in text
 
 
-def test_unknown_figures_are_left_out() -> None:
+def test_unknown_figures_are_left_out():
     assert "web/phone" not in suggest_budget(make_result(["web/phone"]))
     board = suggest_budget(make_result(["raspberrypi/pi-5"]))
     assert "time_to_finish" in board
     assert "energy" not in board
 
 
-def test_a_floor_lies_below_the_interval_of_few_samples() -> None:
+def test_a_floor_lies_below_the_interval_of_few_samples():
     update = {"metric_after": 0.9, "metric_before": 0.88, "metric_interval": (0.6, 0.98)}
     assert "accuracy_floor = 0.600\n" in suggest_budget(changed(BASE, training=update))
 
 
-def test_a_floor_of_nothing_is_left_out() -> None:
+def test_a_floor_of_nothing_is_left_out():
     update = {"metric_after": 0.05, "metric_before": 0.05, "metric_interval": (0.0, 0.3)}
     assert "accuracy_floor" not in suggest_budget(changed(BASE, training=update))

@@ -44,7 +44,7 @@ def figure(comparison: Comparison, metric: str) -> Change:
     return found
 
 
-def test_a_result_against_itself() -> None:
+def test_a_result_against_itself():
     result = make_result()
     comparison = compare(result, result)
     assert {f.direction for _, f in comparison.figures()} == {"same"}
@@ -78,16 +78,16 @@ def test_a_result_against_itself() -> None:
     (learned(0.9, 0.0, (0, 1)), learned(0.9, 0.1, (0, 1)), "final_loss", None, "worse"),
 ])  # fmt: skip
 def test_change_and_direction(
-    base: SimulationResult, head: SimulationResult, metric: str, change: float | None,
-    direction: str,
-) -> None:  # fmt: skip
+    base, head, metric, change,
+    direction,
+):  # fmt: skip
     found = figure(compare(base, head), metric)
     assert "floor" not in found.title
     assert found.direction == direction
     assert found.change_percent == (None if change is None else pytest.approx(change, abs=0.06))
 
 
-def test_times_of_different_hosts_are_not_compared() -> None:
+def test_times_of_different_hosts_are_not_compared():
     base = make_result([DEVICE])
     base = changed(base, host={"cpu": "Another CPU", "onnxruntime": "1.22.0"})
     comparison = compare(base, times(2.0))
@@ -100,7 +100,7 @@ def test_times_of_different_hosts_are_not_compared() -> None:
     assert text.count("measured on another host") == 1  # said once, not per figure
 
 
-def test_what_differs_is_noted() -> None:
+def test_what_differs_is_noted():
     base = make_result([DEVICE])
     policy = Policy(
         state="background", save_every=10, entitled=True, loop="train", session_options="default"
@@ -120,7 +120,7 @@ def test_what_differs_is_noted() -> None:
     ]
 
 
-def test_another_learning_rate_is_noted_where_both_results_say_it() -> None:
+def test_another_learning_rate_is_noted_where_both_results_say_it():
     unsaid = make_result([DEVICE])
     base, head = (changed(unsaid, training={"learning_rate": rate}) for rate in (0.1, 0.001))
     same = "both results are of the same package"
@@ -128,7 +128,7 @@ def test_another_learning_rate_is_noted_where_both_results_say_it() -> None:
     assert compare(unsaid, head).notes == [same]
 
 
-def test_other_data_are_noted() -> None:
+def test_other_data_are_noted():
     base, head = (changed(make_result([DEVICE]), data={"sha256": digit * 64}) for digit in "ab")
     same = "both results are of the same package"
     note = f"SHA-256 of the data: {'a' * 64} before, {'b' * 64} now"
@@ -136,7 +136,7 @@ def test_other_data_are_noted() -> None:
     assert compare(base, base).notes == [same]
 
 
-def test_the_headline_counts_what_was_compared() -> None:
+def test_the_headline_counts_what_was_compared():
     base = make_result([DEVICE])
     busy = {"step_ms": None, "p90_ms": None, "first_step_ms": None, "not_judged": "it was busy"}
     comparison = compare(base, on_devices(base, latency=busy))
@@ -145,7 +145,7 @@ def test_the_headline_counts_what_was_compared() -> None:
     assert headline(comparison) == text
 
 
-def test_a_narrow_terminal_breaks_no_row() -> None:
+def test_a_narrow_terminal_breaks_no_row():
     comparison = compare(times(1.0), times(1.5))
     wide, narrow = render_text(comparison), render_text(comparison, 60)
     assert max(map(len, wide.splitlines())) > 60 >= max(map(len, narrow.splitlines()))
@@ -153,7 +153,7 @@ def test_a_narrow_terminal_breaks_no_row() -> None:
     assert "+50.0 %" in narrow
 
 
-def test_new_and_removed_devices() -> None:
+def test_new_and_removed_devices():
     base, head = make_result([DEVICE, "raspberrypi/pi-4"]), make_result(["apple/iphone-15-pro"])
     comparison = compare(base, head)
     assert [(d.name, d.presence) for d in comparison.devices] == [
@@ -165,7 +165,7 @@ def test_new_and_removed_devices() -> None:
         assert "only in the base: Google Pixel 8a, Raspberry Pi 4" in text
 
 
-def test_figures_that_became_known_or_unknown() -> None:
+def test_figures_that_became_known_or_unknown():
     base = make_result([DEVICE])
     head = on_devices(base, campaign=DeviceCampaign())
     assert figure(compare(base, head), "energy").direction == "unknown now"
@@ -174,7 +174,7 @@ def test_figures_that_became_known_or_unknown() -> None:
     assert "unknown" in render_text(compare(base, head))
 
 
-def test_budgets_judge_the_head_against_the_base() -> None:
+def test_budgets_judge_the_head_against_the_base():
     base, head = make_result(), make_result(scale=1.4)
     budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\npackage_size = "1 GB"')
     comparison = compare(base, head, budgets)
@@ -191,7 +191,7 @@ def test_budgets_judge_the_head_against_the_base() -> None:
     assert text.count("change first:") == len({c.message for c in failed}) + 1  # and a warning
 
 
-def test_the_same_inputs_give_the_same_bytes() -> None:
+def test_the_same_inputs_give_the_same_bytes():
     base, head = make_result(), make_result(scale=1.4)
     budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nstep_latency = "+1 %"')
     first, second = compare(base, head, budgets), compare(base, head, budgets)
@@ -207,7 +207,7 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
     assert again == first
 
 
-def test_equal_changes_share_a_row() -> None:
+def test_equal_changes_share_a_row():
     names = [f"raspberrypi/{name}" for name in ("pi-4", "pi-5", "zero-2-w")] + [DEVICE]
     comparison = compare(make_result(names), make_result(names, scale=1.4))
     rows = [row for row in render_text(comparison).splitlines() if "Peak memory" in row]
@@ -216,7 +216,7 @@ def test_equal_changes_share_a_row() -> None:
     assert re.search(r" 178 MB +240 MB +\+34.3 %  ✗ worse$", rows[0])
 
 
-def test_the_table_of_markdown_is_whole() -> None:
+def test_the_table_of_markdown_is_whole():
     markdown = render_markdown(compare(make_result(), make_result(scale=1.4)))
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len(rows) > 5
@@ -224,7 +224,7 @@ def test_the_table_of_markdown_is_whole() -> None:
     assert rows[1] == "|---|---|---:|---:|---:|---|"
 
 
-def test_hostile_text_stays_text() -> None:
+def test_hostile_text_stays_text():
     title = "Phone\x1b[2J\n| <img src=x onerror=alert(1)> [a](b) @all `code` " + "x" * 3900
     long = "reason\r\n" + "y" * 3990
 
@@ -266,7 +266,7 @@ def with_campaign(**figures: float) -> SimulationResult:
     return rebuilt(on_devices(make_result([DEVICE], policy=policy), campaign=campaign), figures)
 
 
-def test_a_change_of_many_times_the_base_is_a_factor() -> None:
+def test_a_change_of_many_times_the_base_is_a_factor():
     text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=1e6)))
     assert "× 1,000,000" in text
     text = render_text(compare(with_campaign(sessions=1), with_campaign(sessions=10)))
@@ -279,14 +279,14 @@ def test_a_change_of_many_times_the_base_is_a_factor() -> None:
     (1.5, 2.5, "worse", 50.0),
     (2.5, 0.5, "better", -66.7),
 ])  # fmt: skip
-def test_days_are_whole(before: float, now: float, direction: str, change: float) -> None:
+def test_days_are_whole(before, now, direction, change):
     found = figure(compare(with_campaign(days=before), with_campaign(days=now)), "days")
     assert found.direction == direction
     assert found.change_percent == pytest.approx(change, abs=0.06)
 
 
 @pytest.mark.parametrize("factor", [3.3, 0.3])
-def test_times_of_the_same_package_are_never_worse(factor: float) -> None:
+def test_times_of_the_same_package_are_never_worse(factor):
     """However busy the machine was when one of them was taken."""
     base = make_result([DEVICE])
     head = changed(times(factor), package=base.package)
@@ -331,7 +331,7 @@ def many(factors: Sequence[float]) -> SimulationResult:
 
 
 @pytest.mark.parametrize("limit", [MAX_COMMENT, 3000, 700, 60])
-def test_a_comment_is_no_larger_than_allowed(limit: int) -> None:
+def test_a_comment_is_no_larger_than_allowed(limit):
     """A hundred devices, of which no two changed alike."""
     budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"')
     head = many([1.0 + 0.3 * 1.26**index for index in range(100)])
@@ -349,7 +349,7 @@ def test_a_comment_is_no_larger_than_allowed(limit: int) -> None:
         assert len(text.encode()) > limit - 500
 
 
-def test_changes_that_lie_close_together_share_a_row() -> None:
+def test_changes_that_lie_close_together_share_a_row():
     head = many([1.1, 1.115, 1.12, 1.4, 1.42, 3.0])
     (near, far, farthest) = (
         row for row in rows(compare(many([1.0] * 6), head))[0][::-1] if row.title == "Step latency"
@@ -361,7 +361,7 @@ def test_changes_that_lie_close_together_share_a_row() -> None:
     assert farthest.change.startswith("+200.0 % (noise")
 
 
-def test_a_fold_gives_the_names_of_the_others() -> None:
+def test_a_fold_gives_the_names_of_the_others():
     """Where nothing of it can end the fold, and dropped where the comment is too long for it."""
     comparison = compare(many([1.0] * 5), many([1.1, 1.1, 1.1, 1.5, 2.1]))
     markdown = render_markdown(comparison)
@@ -377,7 +377,7 @@ def test_a_fold_gives_the_names_of_the_others() -> None:
     assert "and 2 others" in render_text(comparison)
 
 
-def test_twenty_five_devices_are_told_in_a_few_rows() -> None:
+def test_twenty_five_devices_are_told_in_a_few_rows():
     """Every figure is in a row once, and each row says how many devices it stands for."""
     base = make_result()
     factors = [1.3 + 0.002 * index for index in range(len(base.devices))]
@@ -401,7 +401,7 @@ def test_twenty_five_devices_are_told_in_a_few_rows() -> None:
     assert len(re.sub(r"<details>.*?</details>", "", markdown).splitlines()) <= 30
 
 
-def test_devices_whose_verdict_changed_come_first() -> None:
+def test_devices_whose_verdict_changed_come_first():
     """The limit is passed by two of four; the others are much slower too, and stay within it."""
     base = many([1.0] * 4)
     step = base.devices[0].latency.step_ms
@@ -425,7 +425,7 @@ def test_devices_whose_verdict_changed_come_first() -> None:
     assert "→" not in render_text(compare(base, head))
 
 
-def test_the_peak_that_all_share_is_told_once() -> None:
+def test_the_peak_that_all_share_is_told_once():
     """Though the verdict of some changed, and of one it is unknown now."""
     names = ["google/pixel-8a", "google/pixel-4a", "raspberrypi/pi-4", "raspberrypi/pi-5"]
     base, head = make_result(names), make_result(names, scale=1.4)
@@ -439,7 +439,7 @@ def test_the_peak_that_all_share_is_told_once() -> None:
     ]
 
 
-def test_checks_of_one_metric_are_told_by_the_worst_device() -> None:
+def test_checks_of_one_metric_are_told_by_the_worst_device():
     budgets = parse_budgets(b'[budgets]\nstep_latency = "1 ms"')
     comparison = compare(many([1.0] * 4), many([1.1, 1.2, 5.0, 1.3]), budgets)
     (line,) = [line for line in check_lines(comparison) if line.title == "Step latency"]
@@ -448,7 +448,7 @@ def test_checks_of_one_metric_are_told_by_the_worst_device() -> None:
     assert render_text(comparison).count("Step latency: estimated at") == 1
 
 
-def test_budgets_of_a_device_that_the_base_lacks() -> None:
+def test_budgets_of_a_device_that_the_base_lacks():
     budgets = parse_budgets(b'[device."acme/phone-1"]\nsessions = 3')
     comparison = compare(many([1.0]), many([1.0, 1.0]), budgets)
     assert [device.verdict_before for device in comparison.devices] == ["pass", None]

@@ -32,7 +32,7 @@ def metric(**changes: Any) -> Metric[None]:
     ("next_token", 8, "8 held-out samples are fewer than a batch, which has 64"),
     ("next_token", 80, "no perplexity at the end"),
 ])  # fmt: skip
-def test_why_there_is_no_perplexity(loss: str, held: int, words: str) -> None:
+def test_why_there_is_no_perplexity(loss, held, words):
     result = make_result()
     data, training = {"held_out_samples": held}, {"curve": []}
     result = changed(result, package={"loss": loss}, data=data, training=training)
@@ -65,7 +65,7 @@ def judged(
     (Figure(value=9, low=9, reason="without the cap"), "not judged", "error"),
     (Figure(value=11, low=11, reason="without the cap"), "fail", "error"),
 ])  # fmt: skip
-def test_a_figure_against_a_limit_of_ten(figure: Figure, status: str, level: str) -> None:
+def test_a_figure_against_a_limit_of_ten(figure, status, level):
     check = judged(figure, 10)
     assert (check.status, check.level, check.actual) == (status, level, figure.value)
     assert (check.advice == "use less than 10") is (check.status == "fail")
@@ -75,11 +75,11 @@ def test_a_figure_against_a_limit_of_ten(figure: Figure, status: str, level: str
 
 
 @pytest.mark.parametrize(("value", "status"), [(10, "pass"), (9, "fail"), (None, "not judged")])
-def test_a_floor_of_ten(value: float | None, status: str) -> None:
+def test_a_floor_of_ten(value, status):
     assert judged(Figure(value=value), 10, better="higher").status == status
 
 
-def test_what_never_happens_keeps_no_limit() -> None:
+def test_what_never_happens_keeps_no_limit():
     check = judged(Figure(value=None, never=True, reason="it is never dry"), 10)
     assert (check.status, check.message) == ("fail", "it is never dry")
 
@@ -93,19 +93,19 @@ def test_what_never_happens_keeps_no_limit() -> None:
     (Figure(value=None, reason="lost"), "not judged", "not known of the baseline: lost"),
     ("there is none", "not judged", "there is none"),
 ])  # fmt: skip
-def test_a_figure_against_a_baseline(base: Figure | str, status: str, said: str) -> None:
+def test_a_figure_against_a_baseline(base, status, said):
     check = judged(Figure(value=110), 5, base, "percent")
     assert check.status == status
     assert said in check.message
 
 
-def test_two_means_lie_apart_by_chance_as_their_errors_say() -> None:
+def test_two_means_lie_apart_by_chance_as_their_errors_say():
     one, other = (Figure(value=5, noise=(5 - each, 5, 5 + each)) for each in (3.0, 4.0))
     assert of_errors(one, other) == pytest.approx(math.sqrt(3**2 + 4**2))
     assert of_errors(one, Figure(value=5)) is None
 
 
-def test_every_figure_says_what_it_is_of() -> None:
+def test_every_figure_says_what_it_is_of():
     figures = all_figures(make_result(["google/pixel-8a", "raspberrypi/pi-4"]))
     assert len(figures) == sum(2 if each.scope == "device" else 1 for each in METRICS.values())
     for figure in figures:
@@ -117,7 +117,7 @@ def test_every_figure_says_what_it_is_of() -> None:
     assert {each.kind for each in figures} == {"counted", "measured", "predicted"}
 
 
-def test_a_result_with_an_adapter_gets_no_budget_for_it() -> None:
+def test_a_result_with_an_adapter_gets_no_budget_for_it():
     """What is not suggested is not, whether there is one per package or one per device."""
     result = make_result(["google/pixel-8a"])
     text = suggest_budget(changed(result, package={"adapter_bytes": 4096}))
@@ -128,7 +128,7 @@ def test_a_result_with_an_adapter_gets_no_budget_for_it() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
-def test_the_verdict_is_that_of_the_worst_check(length: int) -> None:
+def test_the_verdict_is_that_of_the_worst_check(length):
     states: dict[Verdict, dict[str, str]] = {
         "pass": {"status": "pass", "level": "error"},
         "warn": {"status": "fail", "level": "warn"},
@@ -146,7 +146,7 @@ def test_the_verdict_is_that_of_the_worst_check(length: int) -> None:
         assert verdict_of(checks) == order[worst]
 
 
-def test_metrics_of_fleets_are_declared_like_any_other() -> None:
+def test_metrics_of_fleets_are_declared_like_any_other():
     for key, declared in FLEET_METRICS.items():
         assert key == declared.key
         assert declared.words.format("1 B", kind="measured", how="80 %")

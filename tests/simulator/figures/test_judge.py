@@ -1,5 +1,4 @@
 import math
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -60,9 +59,9 @@ def with_latency(low: float, typical: float, high: float) -> SimulationResult:
     ],
 )
 def test_device_limit_is_judged_without_budgets(
-    limit: int | None, at_worst: int | None, planned: int | None, measured: int | None,
-    status: str, outcome: str, verdict: str,
-) -> None:  # fmt: skip
+    limit, at_worst, planned, measured,
+    status, outcome, verdict,
+):  # fmt: skip
     sizes = {"limit_bytes": limit, "limit_low_bytes": at_worst, "predicted_peak_bytes": planned}
     in_mb = {"measured_peak_bytes": measured, **sizes}
     memory = {name: size * 10**6 for name, size in in_mb.items() if size is not None}
@@ -76,7 +75,7 @@ def test_device_limit_is_judged_without_budgets(
     assert result.over_budget == (verdict == "fail")
 
 
-def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
+def test_a_limit_that_depends_on_the_device_says_both_ends():
     memory = {"limit_bytes": 8_000_000, "limit_low_bytes": 2_000_000}
     found = check(judge(one_device(**memory, predicted_peak_bytes=3_000_000)), "memory_limit")
     assert (found.level, found.status) == ("warn", "fail")
@@ -96,7 +95,7 @@ def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
     ("accuracy_floor = 0.9659", "accuracy_floor", "pass"),
     ("accuracy_floor = 0.966", "accuracy_floor", "fail"),
 ])  # fmt: skip
-def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
+def test_limits_are_inclusive(budget, metric, status):
     found = check(judged(make_result([DEVICE]), f"[budgets]\n{budget}"), metric)
     assert found.status == status
     assert found.budget_location == "budgets.toml:2"
@@ -106,14 +105,14 @@ def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
 @pytest.mark.parametrize(
     ("size", "budget"), [(2010, "2.01 kB"), (2_010_000, "2.01 MB"), (4_350_000, "4.35 MB")]
 )
-def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) -> None:
+def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size, budget):
     result = changed(make_result([DEVICE]), package={"package_bytes": size})
     at = judged(result, f'[budgets]\npackage_size = "{budget}"')
     assert check(at, "package_size").status == "pass"
 
 
 @pytest.mark.parametrize(("step_samples", "tokens"), [(8, 2048), (5, 1280)])
-def test_tokens_are_those_of_a_step_that_occurs(step_samples: int, tokens: int) -> None:
+def test_tokens_are_those_of_a_step_that_occurs(step_samples, tokens):
     data = {"tokens_per_sample": 256, "step_samples": step_samples}
     assert changed(make_result([DEVICE]), data=data).data.tokens_per_step == tokens
 
@@ -124,9 +123,7 @@ def test_tokens_are_those_of_a_step_that_occurs(step_samples: int, tokens: int) 
     ('adapter_size = "4096 B"', "adapter_size", "pass"),
     ('adapter_size = "4095 B"', "adapter_size", "fail"),
 ])  # fmt: skip
-def test_a_language_model_is_judged_by_tokens_and_adapter(
-    budget: str, metric: str, status: str
-) -> None:
+def test_a_language_model_is_judged_by_tokens_and_adapter(budget, metric, status):
     result = with_latency(20_480.0, 25_000.0, 61_440.0)  # ms for 4 x 2 x 256 tokens
     data = {"tokens_per_sample": 256, "step_samples": 8}
     result = changed(result, data=data, package={"adapter_bytes": 4096})
@@ -138,7 +135,7 @@ def test_a_language_model_is_judged_by_tokens_and_adapter(
     ("60 %", "warn", "(58.8 to 79.4 %) of 500 MB to 1.00 GB stay free: the low end is under"),
     ("80 %", "fail", "allowed is at least 80 %"),
 ])  # fmt: skip
-def test_headroom_has_the_low_end_of_the_limit(floor: str, state: str, words: str) -> None:
+def test_headroom_has_the_low_end_of_the_limit(floor, state, words):
     memory = {"limit_bytes": 10**9, "limit_low_bytes": 5 * 10**8, "predicted_peak_bytes": 2 * 10**8}
     changes = [PlannedChange(micro_batch=1, peak_bytes=198_000_000)]
     result = changed(one_device(**memory), memory={"changes": changes})
@@ -150,7 +147,7 @@ def test_headroom_has_the_low_end_of_the_limit(floor: str, state: str, words: st
 
 
 @pytest.mark.parametrize("free", range(1, 100))
-def test_headroom_at_its_limit_keeps_it(free: int) -> None:
+def test_headroom_at_its_limit_keeps_it(free):
     for unit in (10_000_000, 1_000_000):
         memory = {"limit_bytes": 10_300 * unit, "predicted_peak_bytes": (100 - free) * 100 * unit}
         budget = f'[budgets]\nmemory_headroom = "{free} %"'
@@ -175,9 +172,9 @@ def test_headroom_at_its_limit_keeps_it(free: int) -> None:
     ("repeated_steps = 30", "repeated_steps"),
 ])  # fmt: skip
 def test_figures_of_a_device_are_judged_as_intervals(
-    interval: tuple[float, float, float], status: str, level: str, verdict: str, budget: str,
-    metric: str,
-) -> None:  # fmt: skip
+    interval, status, level, verdict, budget,
+    metric,
+):  # fmt: skip
     result = judged(with_latency(*interval), f"[budgets]\n{budget}")
     found = check(result, metric)
     assert (found.status, found.level, result.verdict) == (status, level, verdict)
@@ -186,7 +183,7 @@ def test_figures_of_a_device_are_judged_as_intervals(
     assert (found.advice is not None) == (status == "fail")
 
 
-def test_warn_level_never_fails() -> None:
+def test_warn_level_never_fails():
     text = '[budgets]\nstep_latency = { limit = "1 us", level = "warn" }'
     result = judged(make_result([DEVICE]), text)
     assert check(result, "step_latency").status == "fail"
@@ -207,9 +204,7 @@ UNKNOWN = {"eval_loss_after": None, "metric_after": None}
     (changed(make_result([DEVICE]), training=UNKNOWN), "accuracy_floor = 0", ""),
     (make_result([]), 'peak_memory = "1 GB"', ""),
 ])  # fmt: skip
-def test_unknown_figures_are_not_judged_and_never_pass(
-    result: SimulationResult, budget: str, words: str
-) -> None:
+def test_unknown_figures_are_not_judged_and_never_pass(result, budget, words):
     found = judged(result, f"[budgets]\n{budget}")
     open_ = check(found, budget.split(" = ", maxsplit=1)[0])
     assert open_.status == "not judged"
@@ -219,7 +214,7 @@ def test_unknown_figures_are_not_judged_and_never_pass(
     assert set(of) <= {"not judged"}
 
 
-def test_worst_verdict_wins() -> None:
+def test_worst_verdict_wins():
     text = '[budgets]\nstep_latency = "10 ms"\nfinal_loss = { limit = 0.0, level = "warn" }'
     names = ["web/phone", DEVICE]
     result = judged(make_result(names), text)
@@ -228,7 +223,7 @@ def test_worst_verdict_wins() -> None:
     assert judged(make_result(names[:1]), text).verdict == "not judged"
 
 
-def test_diverged_training_fails() -> None:
+def test_diverged_training_fails():
     result = judge(changed(make_result([DEVICE]), training={"losses": [2.3, None, None]}))
     found = check(result, "finite_loss")
     assert found.status == "fail"
@@ -236,7 +231,7 @@ def test_diverged_training_fails() -> None:
     assert result.verdict == "fail"
 
 
-def test_a_training_whose_last_step_diverged_fails() -> None:
+def test_a_training_whose_last_step_diverged_fails():
     """All training losses are finite then; a model that only becomes finite passes."""
     result = make_result([DEVICE])
     first, *middle, last = result.training.curve
@@ -251,7 +246,7 @@ def test_a_training_whose_last_step_diverged_fails() -> None:
     assert result.verdict == "fail"
 
 
-def test_interrupted_replay_fails_once() -> None:
+def test_interrupted_replay_fails_once():
     ended = {"outcome": "killed", "steps_done": 12, "detail": "the background window closed"}
     found = check(judge(on_devices(make_result([DEVICE]), training=ended)), "steps_done")
     assert found.status == "fail"
@@ -260,7 +255,7 @@ def test_interrupted_replay_fails_once() -> None:
     assert metrics == ["memory_limit"]
 
 
-def test_killed_replay_has_no_peak_to_pass_with() -> None:
+def test_killed_replay_has_no_peak_to_pass_with():
     text = '[budgets]\npeak_memory = "1 TB"\nmemory_headroom = "1 %"'
     result = judged(one_device(outcome="killed"), text)
     assert result.devices[0].memory.outcome == "killed"
@@ -270,14 +265,14 @@ def test_killed_replay_has_no_peak_to_pass_with() -> None:
     assert check(result, "memory_headroom").actual == 0
 
 
-def test_package_limits_of_a_class_are_judged_on_its_devices() -> None:
+def test_package_limits_of_a_class_are_judged_on_its_devices():
     text = '[class.android]\npackage_size = "1 MB"'
     result = judged(make_result([DEVICE, "raspberrypi/pi-5"]), text)
     assert [device.verdict for device in result.devices] == ["fail", "pass"]
     assert [c.metric for c in result.checks] == ["finite_loss", "learns", "interruption"]
 
 
-def test_entitlement_is_advised_where_it_is_enough() -> None:
+def test_entitlement_is_advised_where_it_is_enough():
     result = make_result(["apple/iphone-15-pro"], scale=25.0)
     assert result.devices[0].memory.peak_bytes > 3e9
     found = check(judge(result), "memory_limit")
@@ -285,14 +280,14 @@ def test_entitlement_is_advised_where_it_is_enough() -> None:
     assert "6.00 GB" in (found.advice or "")
 
 
-def test_unknown_device_in_budgets() -> None:
+def test_unknown_device_in_budgets():
     with refused("budgets-unknown-device", "does not exist"):
         judged(make_result([DEVICE]), '[device."google/pixel-99"]\nfinal_loss = 1')
     # A shipped device that this run left out is fine.
     judged(make_result([DEVICE]), '[device."google/pixel-4a"]\nfinal_loss = 1')
 
 
-def test_judging_is_pure_and_repeatable() -> None:
+def test_judging_is_pure_and_repeatable():
     result = make_result()
     before = result.to_json()
     text = '[budgets]\npeak_memory = "150 MB"\nstep_latency = "60 ms"'
@@ -301,7 +296,7 @@ def test_judging_is_pure_and_repeatable() -> None:
     assert first.to_json() == judged(first, text).to_json()
 
 
-def test_unknown_figures_of_the_campaign_say_why() -> None:
+def test_unknown_figures_of_the_campaign_say_why():
     text = '[budgets]\nenergy = "1 MJ"\nsessions = 100'
     result = judged(make_result(["raspberrypi/pi-5"]), text)
     assert check(result, "energy").status == "not judged"
@@ -312,7 +307,7 @@ def test_unknown_figures_of_the_campaign_say_why() -> None:
     assert "no such figure" in check(result, "sessions").message
 
 
-def test_in_the_background_the_background_limit_is_judged() -> None:
+def test_in_the_background_the_background_limit_is_judged():
     result = make_result([DEVICE], policy=Policy(state="background"))
     result = on_devices(result, memory={"limit_bytes": 190_000_000})
     result = judged(result, '[budgets]\nmemory_headroom = "10 %"')
@@ -326,9 +321,7 @@ def test_in_the_background_the_background_limit_is_judged() -> None:
     ("equal", "status", "verdict"),
     [(True, "pass", "pass"), (False, "fail", "fail"), (None, "not judged", "not judged")],
 )
-def test_interruptions_must_end_in_equal_weights(
-    equal: bool | None, status: str, verdict: str
-) -> None:
+def test_interruptions_must_end_in_equal_weights(equal, status, verdict):
     interruption = {"equal": equal, "detail": "see the log"}
     result = judge(changed(make_result([DEVICE]), interruption=interruption))
     found = check(result, "interruption")
@@ -342,9 +335,7 @@ def test_interruptions_must_end_in_equal_weights(
 @pytest.mark.parametrize(
     ("endless", "verdict"), [("typical", "fail"), ("worst case", "warn"), (None, "pass")]
 )
-def test_a_training_without_end_fails(
-    endless: Literal["typical", "worst case"] | None, verdict: str
-) -> None:
+def test_a_training_without_end_fails(endless, verdict):
     result = make_result([DEVICE], policy=Policy(state="background"))
     campaign = DeviceCampaign(endless=endless)
     result = judge(on_devices(result, campaign=campaign, memory={"limit_bytes": 10**9}))
@@ -356,7 +347,7 @@ def test_a_training_without_end_fails(
         assert ("worst case" in c.message) == (endless == "worst case")
 
 
-def test_why_a_real_campaign_never_ends() -> None:
+def test_why_a_real_campaign_never_ends():
     """The campaign's own words: what the window lacks."""
     profile = load_profile(DEVICE)
     result = make_result([DEVICE], policy=Policy(state="background"))
@@ -372,7 +363,7 @@ def test_why_a_real_campaign_never_ends() -> None:
     assert "ends before a checkpoint is written" in check(result, "time_to_finish").message
 
 
-def test_what_a_figure_leaves_out_is_said() -> None:
+def test_what_a_figure_leaves_out_is_said():
     left_out = [NotJudged(figure=name, reason="unknown")
                 for name in ("power.idle", "checkpoint_save_ms")]  # fmt: skip
     result = on_devices(make_result([DEVICE]), campaign={"left_out": left_out})
@@ -391,9 +382,7 @@ def test_what_a_figure_leaves_out_is_said() -> None:
     (None, 1000, 1001, "fail", "error"),
     (None, None, 1001, "not judged", "warn"),
 ])  # fmt: skip
-def test_memory_of_a_gpu(
-    own: int | None, app: int | None, on_gpu: int, status: str, level: str
-) -> None:
+def test_memory_of_a_gpu(own, app, on_gpu, status, level):
     result = one_device(gpu_own_bytes=own, limit_bytes=app, predicted_peak_bytes=600)
     assert "gpu_memory" not in [c.metric for c in judge(result).devices[0].checks]
     found = check(judge(changed(result, memory={"gpu_bytes": on_gpu})), "gpu_memory")
@@ -401,7 +390,7 @@ def test_memory_of_a_gpu(
     assert found.actual == (on_gpu if own is not None else on_gpu + 600)
 
 
-def test_own_memory_of_a_gpu_is_read_of_a_profile() -> None:
+def test_own_memory_of_a_gpu_is_read_of_a_profile():
     profile = load_profile("pixel-8a")
     assert profile.gpu_memory() is None
     own = changed(profile, gpu=GpuFigures(own_memory=quantity(2, "GiB"))).gpu_memory()
@@ -411,7 +400,7 @@ def test_own_memory_of_a_gpu_is_read_of_a_profile() -> None:
 @pytest.mark.parametrize(
     ("peak", "status", "verdict"), [(699, "pass", "pass"), (700, "fail", "warn")]
 )
-def test_a_peak_that_the_system_warns_of(peak: int, status: str, verdict: str) -> None:
+def test_a_peak_that_the_system_warns_of(peak, status, verdict):
     limits = {"limit_bytes": 1_000_000_000, "warning_bytes": 700_000_000}
     result = judge(one_device(**limits, predicted_peak_bytes=peak * 10**6))
     assert check(result, "low_memory_warning").status == status
@@ -430,9 +419,7 @@ def test_a_peak_that_the_system_warns_of(peak: int, status: str, verdict: str) -
     ('{ limit = "1 GB", level = "warn" }', "not judged",
      {"memory_limit": "not judged", "peak_memory": "pass"}),
 ])  # fmt: skip
-def test_a_budget_stands_in_for_a_limit_that_nobody_knows(
-    budget: str, verdict: str, metrics: dict[str, str] | None
-) -> None:
+def test_a_budget_stands_in_for_a_limit_that_nobody_knows(budget, verdict, metrics):
     """Only one that could fail by itself; and only for a limit that is unknown."""
     text = f"[budgets]\npeak_memory = {budget}"
     result = judged(one_device(limit_bytes=None), text)
@@ -449,7 +436,7 @@ def test_a_budget_stands_in_for_a_limit_that_nobody_knows(
     assert "memory_limit" in {c.metric for c in known}
 
 
-def test_no_budget_stands_in_for_a_limit_that_is_known() -> None:
+def test_no_budget_stands_in_for_a_limit_that_is_known():
     """Even where the check of the limit is open, as a replay was ended at a lower one."""
     ended = one_device(limit_bytes=10**9, held_bytes=10**8, outcome="killed")
     result = judged(ended, '[budgets]\npeak_memory = "1 GB"')
@@ -459,7 +446,7 @@ def test_no_budget_stands_in_for_a_limit_that_is_known() -> None:
     assert "stands in" not in check(result, "peak_memory").message
 
 
-def test_windows_alone_make_counts_depend_on_times() -> None:
+def test_windows_alone_make_counts_depend_on_times():
     """In the foreground an unknown time of saving changes neither sessions nor bytes."""
     left_out = [NotJudged(figure="checkpoint_save_ms", reason="unknown")]
     for state, said in (("foreground", False), ("background", True)):
@@ -470,7 +457,7 @@ def test_windows_alone_make_counts_depend_on_times() -> None:
             assert ("without saving checkpoints" in check(result, metric).message) == said
 
 
-def test_a_host_that_cannot_measure_memory_is_told() -> None:
+def test_a_host_that_cannot_measure_memory_is_told():
     """As macOS and Windows: the plan's verdict stands, and what was not measured is not a pass."""
     result = judge(changed(make_result([DEVICE]), memory={"measured_peak_bytes": None}))
     found = check(result, "memory_measured")
@@ -485,16 +472,14 @@ def test_a_host_that_cannot_measure_memory_is_told() -> None:
 
 @pytest.mark.parametrize(("sharing", "said"), [("none", True), ("shared", False)])
 @pytest.mark.parametrize(("system", "glibc"), [("linux", True), ("android", False)])
-def test_what_glibc_must_be_told_where_there_is_no_arena(
-    sharing: str, said: bool, system: str, glibc: bool
-) -> None:
+def test_what_glibc_must_be_told_where_there_is_no_arena(sharing, said, system, glibc):
     result = on_devices(make_result([DEVICE]), os=system, memory={"sharing": sharing})
     message = check(judge(result), "memory_limit").message
     assert ("MALLOC_MMAP_THRESHOLD_=16384" in message) == (said and glibc)
 
 
 @pytest.mark.parametrize(("measured", "status"), [(None, "not judged"), (20_000_000, "pass")])
-def test_a_plan_that_knows_no_bound_promises_nothing(measured: int | None, status: str) -> None:
+def test_a_plan_that_knows_no_bound_promises_nothing(measured, status):
     """Of a Loop that data end: what was measured decides, if anything was."""
     memory = {"unbounded": True, "measured_peak_bytes": measured}
     found = check(judge(on_devices(make_result([DEVICE]), memory=memory)), "memory_limit")
@@ -517,9 +502,7 @@ PEAKS = st.integers(1, 2**31)
     planned=PEAKS, measured=st.none() | PEAKS, limit=st.integers(1, 2**32),
     share=st.floats(0.2, 1), app=st.integers(0, 2**30), more=st.integers(0, 2**32),
 )  # fmt: skip
-def test_more_memory(
-    planned: int, measured: int | None, limit: int, share: float, app: int, more: int
-) -> None:
+def test_more_memory(planned, measured, limit, share, app, more):
     result = make_result(["google/pixel-8a"])
 
     def verdict(limit: int, low: int) -> int:
@@ -546,9 +529,9 @@ def quantity(value: float, unit: str) -> Quantity:
     state=st.sampled_from(["foreground", "background"]), name=st.sampled_from(list_profiles()),
 )  # fmt: skip
 def test_faster_storage_and_a_later_or_milder_throttle(
-    sustained: float, cooler: float, throttle: float, later: float, faster: float,
-    save_every: int | None, state: str, name: str,
-) -> None:  # fmt: skip
+    sustained, cooler, throttle, later, faster,
+    save_every, state, name,
+):  # fmt: skip
     policy = Policy.model_validate({"state": state, "save_every": save_every})
     device = make_result([name]).devices[0]
     profile = load_profile(name)

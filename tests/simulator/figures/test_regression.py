@@ -49,7 +49,7 @@ def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     (100_000_001, '"+0 %"', 100e6, "fail"),  # a planned peak is exact
     (90_000_000, '"+0 %"', 100e6, "pass"),
 ])  # fmt: skip
-def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None:
+def test_what_may_grow(head, value, limit, status):
     base = with_memory(predicted_peak_bytes=100_000_000)
     check, _ = against(with_memory(predicted_peak_bytes=head), base, "peak_memory", value)
     assert (check.limit, check.baseline, check.actual) == (pytest.approx(limit), 100e6, head)
@@ -65,14 +65,14 @@ def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None
     ("accuracy_floor", 0.9399, '"-0.01"', 0.94, "fail"),
     ("accuracy_floor", 0.99, '"-0 %"', 0.95, "pass"),
 ])  # fmt: skip
-def test_what_may_fall(key: str, head: float, value: str, limit: float, status: str) -> None:
+def test_what_may_fall(key, head, value, limit, status):
     check, _ = against(with_metric(head), with_metric(0.95), key, value)
     assert check.limit == pytest.approx(limit, abs=1e-12)
     assert check.status == status
 
 
 @pytest.mark.parametrize(("more", "level"), [(0, "error"), (200_000, "warn"), (200_001, "error")])
-def test_a_measured_peak_repeats_within_its_noise(more: int, level: str) -> None:
+def test_a_measured_peak_repeats_within_its_noise(more, level):
     def measured(peak: int) -> SimulationResult:
         memory = {"predicted_peak_bytes": 50_000_000, "limit_bytes": 10**9, "limit_low_bytes": None}
         return with_memory(**(memory | {"measured_peak_bytes": peak}))
@@ -83,7 +83,7 @@ def test_a_measured_peak_repeats_within_its_noise(more: int, level: str) -> None
         assert (check.status, check.level) == ("fail" if more else "pass", level)
 
 
-def test_headroom_falls_in_percent_of_itself() -> None:
+def test_headroom_falls_in_percent_of_itself():
     limit = 1_030_000_000
     base = with_memory(limit_bytes=limit, predicted_peak_bytes=500_000_000)
     for peak, status in ((509_999_999, "pass"), (510_000_001, "fail")):
@@ -93,7 +93,7 @@ def test_headroom_falls_in_percent_of_itself() -> None:
         assert check.status == status
 
 
-def test_a_negative_loss_may_grow_by_a_share_of_its_size() -> None:
+def test_a_negative_loss_may_grow_by_a_share_of_its_size():
     base = with_metric(0.9, loss=-2.0)
     for loss, status in ((-1.8, "pass"), (-1.79, "fail")):
         check, _ = against(with_metric(0.9, loss=loss), base, "final_loss", '"+10 %"')
@@ -101,7 +101,7 @@ def test_a_negative_loss_may_grow_by_a_share_of_its_size() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.key)
-def test_a_result_is_no_worse_than_itself(metric: object) -> None:
+def test_a_result_is_no_worse_than_itself(metric):
     key = METRICS[metric.key].key  # type: ignore[attr-defined]
     value = '"-0 %"' if METRICS[key].better == "higher" else '"+0 %"'
     result = changed(  # of a language model, which has all figures
@@ -121,12 +121,12 @@ def test_a_result_is_no_worse_than_itself(metric: object) -> None:
     (1.08, "fail", "error"),
     (1.5, "fail", "error"),
 ])  # fmt: skip
-def test_times_beyond_the_noise(head_factor: float, status: str, level: str) -> None:
+def test_times_beyond_the_noise(head_factor, status, level):
     check, _ = against(slower(head_factor), slower(1.0), "step_latency", '"+5 %"')
     assert (check.status, check.level) == (status, level)
 
 
-def test_times_within_the_noise_only_warn() -> None:
+def test_times_within_the_noise_only_warn():
     # Both medians are known to 4 %: the head may be 1.04 / 0.96 - 1 = 8.3 % off by chance, and the
     # limit is at 1.05.
     for factor, level, verdict in ((1.133, "warn", "warn"), (1.134, "error", "fail")):
@@ -138,7 +138,7 @@ def test_times_within_the_noise_only_warn() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_whole_training_scatters_with_what_every_session_begins_with(known: bool) -> None:
+def test_a_whole_training_scatters_with_what_every_session_begins_with(known):
     """Half of the time is that of a session's beginning and end, known to 20 %; steps to 1 %."""
 
     def result(seconds: float) -> SimulationResult:
@@ -157,7 +157,7 @@ def test_a_whole_training_scatters_with_what_every_session_begins_with(known: bo
 
 
 @pytest.mark.parametrize("other_host", [False, True])
-def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> None:
+def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host):
     """28.9 % more bytes a day are more, however much the host's times scatter."""
     base, head = slower(1.0, spread=0.4), slower(1.0, spread=0.4)
     if other_host:
@@ -171,13 +171,13 @@ def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> 
         assert check.status == ("fail" if key == "written_per_day" else "pass")
 
 
-def test_without_a_baseline_nothing_is_judged() -> None:
+def test_without_a_baseline_nothing_is_judged():
     check, verdict = against(make_result([DEVICE]), None, "peak_memory", '"+5 %"')
     assert (check.status, check.limit, verdict) == ("not judged", None, "not judged")
     assert "--baseline" in check.message
 
 
-def test_what_cannot_be_compared_is_not_judged() -> None:
+def test_what_cannot_be_compared_is_not_judged():
     base, head = make_result([DEVICE]), make_result([DEVICE])
     killed = on_devices(base, memory={"outcome": "killed"})
     measured = on_devices(base, memory={"measured_peak_bytes": 2**40})
@@ -199,7 +199,7 @@ def test_what_cannot_be_compared_is_not_judged() -> None:
         assert check.status == "pass"
 
 
-def test_absolute_and_relative_together() -> None:
+def test_absolute_and_relative_together():
     base = with_memory(predicted_peak_bytes=100_000_000)
     head = with_memory(predicted_peak_bytes=150_000_000)
     text = '[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
@@ -212,7 +212,7 @@ def test_absolute_and_relative_together() -> None:
     assert result.verdict == "warn"
 
 
-def test_a_relative_floor_of_a_class_is_judged_on_its_devices() -> None:
+def test_a_relative_floor_of_a_class_is_judged_on_its_devices():
     base, head = with_metric(0.95), with_metric(0.9)
     # The baseline knows the metric even where it did not replay this device.
     base = changed(base, devices=[])
@@ -220,19 +220,19 @@ def test_a_relative_floor_of_a_class_is_judged_on_its_devices() -> None:
     assert [c.status for c in result.devices[0].checks if c.metric == "accuracy_floor"] == ["fail"]
 
 
-def test_a_device_metric_is_not_read_from_a_package() -> None:
+def test_a_device_metric_is_not_read_from_a_package():
     with pytest.raises(ValueError, match="from a device"):
         METRICS["energy"].read(Subject(make_result([])))
 
 
-def test_a_single_step_may_be_any_of_nine_in_ten() -> None:
+def test_a_single_step_may_be_any_of_nine_in_ten():
     host = make_result([DEVICE]).latency_host
     host = changed(host, steps_ms=[float(step) for step in range(101)])
     assert any_step(host) == Interval(low=5.0, typical=50.0, high=95.0)
     assert any_step(changed(host, steps_ms=[1.0])) is None
 
 
-def test_noise_is_the_larger_of_both_ways() -> None:
+def test_noise_is_the_larger_of_both_ways():
     """Head against base at their opposite ends, and base against head."""
 
     def step(low: float, high: float) -> Figure:
@@ -247,7 +247,7 @@ def test_noise_is_the_larger_of_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("before", "noise"), [(0.90, 0.02), (0.99, 0.03)])
-def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before: float, noise: float) -> None:
+def test_a_metric_scatters_by_the_end_that_looks_at_the_other(before, noise):
     head = changed(with_metric(0.95), training={"metric_interval": (0.93, 0.98)})
     metric = METRICS["accuracy_floor"]
     read = (metric.read(Subject(result)) for result in (with_metric(before), head))

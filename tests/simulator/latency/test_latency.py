@@ -21,7 +21,7 @@ from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.calibrated import as_it_is
 from tests.refused import refused
-from tests.simulator.packages import Case, Cases
+from tests.simulator.packages import Cases
 from tests.simulator.profiles import figure, made_profile, make_profile
 from tests.simulator.timings import GIGA, row, timing
 
@@ -60,7 +60,7 @@ def step(latency: DeviceLatency) -> Interval:
 
 
 class TestCarrying:
-    def test_by_hand(self, device: DeviceProfile) -> None:
+    def test_by_hand(self, device):
         """Products at 20 GFLOPS are 5 times slower, copies at 4 GB/s 2.5 times.
 
         One core makes 5 GFLOPS here: its ratio lies between 2.5 and 20, the copies' ratio
@@ -81,7 +81,7 @@ class TestCarrying:
         assert "100 GFLOPS" in latency.basis
         assert "with 4 threads" in latency.basis
 
-    def test_classes_sum_to_the_step(self, device: DeviceProfile) -> None:
+    def test_classes_sum_to_the_step(self, device):
         latency = carry(timing(), device)
         assert [part.operator_class for part in latency.by_class] == ["compute", "memory", "other"]
         assert [part.host_ms for part in latency.by_class] == pytest.approx([5, 3, 2])
@@ -89,7 +89,7 @@ class TestCarrying:
             total = sum(getattr(part.device_ms, end) for part in latency.by_class)
             assert total == pytest.approx(getattr(latency.step_ms, end))
 
-    def test_an_operator_may_change_sides(self, device: DeviceProfile) -> None:
+    def test_an_operator_may_change_sides(self, device):
         """Bound by arithmetic here, by memory there: it takes as long as the slower roof says."""
         host = timing(operators=[row("Conv", 1, 10.0, 400e6, 60e6)])
         assert host.groups[0].operator_class == "compute"
@@ -101,18 +101,18 @@ class TestCarrying:
         # Here 4 ms of arithmetic, in 10; there 30 ms of traffic.
         assert step(carry(host, fast)).typical == pytest.approx(10 * 30 / 4)
 
-    def test_products_whose_arithmetic_is_unknown(self, device: DeviceProfile) -> None:
+    def test_products_whose_arithmetic_is_unknown(self, device):
         host = timing(operators=[row("Einsum", 1, 10.0, None, 1e9)])
         assert step(carry(host, device)).typical == pytest.approx(10 * 5)
 
-    def test_clocks_bound_the_small_operators(self, device: DeviceProfile) -> None:
+    def test_clocks_bound_the_small_operators(self, device):
         host = timing(operators=[row("Shape", 10, 10.0, None, 0)], calibration={"clock_hz": 3e9})
         found = step(carry(host, device))
         assert found.low == pytest.approx(10 * 3)
         assert found.typical == pytest.approx(10 * math.sqrt(3 * 20))
         assert found.high == pytest.approx(10 * 20)
 
-    def test_quantiles(self, device: DeviceProfile) -> None:
+    def test_quantiles(self, device):
         steady = carry(timing(), device)
         spread = carry(timing(steps_ms=[9.0, *[10.0] * 30, *[16.0] * 9]), device)
         assert steady.p90_ms == steady.step_ms
@@ -120,12 +120,12 @@ class TestCarrying:
         assert spread.p90_ms.low >= step(spread).low
         assert step(spread).typical == pytest.approx(step(steady).typical)
 
-    def test_the_90th_percentile_is_nowhere_below_the_median(self, device: DeviceProfile) -> None:
+    def test_the_90th_percentile_is_nowhere_below_the_median(self, device):
         """Also where, of few steps, its interval reaches below it."""
         latency = carry(timing(steps_ms=[1.0, 10.0, 10.0]), device)
         assert latency.p90_ms.low >= step(carry(timing(steps_ms=[10.0] * 3), device)).low
 
-    def test_the_median_is_an_interval_of_its_own(self, device: DeviceProfile) -> None:
+    def test_the_median_is_an_interval_of_its_own(self, device):
         certain = step(carry(timing(steps_ms=[10.0] * 11), device))
         steps = [8.0] * 5 + [10.0] + [14.0] * 5  # the interval spans all that far
         vague = step(carry(timing(steps_ms=steps), device))
@@ -133,7 +133,7 @@ class TestCarrying:
         assert vague.low == pytest.approx(0.8 * certain.low)
         assert vague.high == pytest.approx(1.4 * certain.high)
 
-    def test_the_first_step_apart(self, device: DeviceProfile) -> None:
+    def test_the_first_step_apart(self, device):
         """Twenty milliseconds more here, which memory and the runtime may have taken."""
         latency = carry(timing(), device)
         extra = 20 * math.sqrt(2.5 * math.sqrt(2.5 * 20))
@@ -144,7 +144,7 @@ class TestCarrying:
         early = carry(timing(first_step_ms=7.0), device)
         assert early.first_step_ms == early.step_ms
 
-    def test_storage(self, device: DeviceProfile) -> None:
+    def test_storage(self, device):
         latency = carry(timing(), device)
         core = math.sqrt(2.5 * 20)
         assert latency.session_creation_ms.typical == pytest.approx(40 * core + 1.5)
@@ -154,14 +154,14 @@ class TestCarrying:
         assert latency.checkpoint_save_ms.low == pytest.approx(60 + 3 * 1.25)
         assert latency.checkpoint_save_ms.high == pytest.approx(240 + 3 * 20)
 
-    def test_unknown_storage(self) -> None:
+    def test_unknown_storage(self):
         latency = carry(timing(), make_profile("device", None))
         assert latency.checkpoint_load_ms is None
         assert latency.checkpoint_save_ms is None
         assert latency.session_creation_ms is not None
         assert "storage unknown" in latency.basis
 
-    def test_unknown_rates_are_not_judged(self) -> None:
+    def test_unknown_rates_are_not_judged(self):
         latency = carry(timing(), make_profile("silent", None, rates=False))
         assert latency.step_ms is None
         assert latency.by_class == []
@@ -169,7 +169,7 @@ class TestCarrying:
 
 
 class TestThreads:
-    def test_as_many_as_the_profile_suggests(self, device: DeviceProfile) -> None:
+    def test_as_many_as_the_profile_suggests(self, device):
         """Two of four equal cores make half the rate."""
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         two = changed(device, cpu={"training_threads": figure(2, "cores")})
@@ -177,7 +177,7 @@ class TestThreads:
         assert latency.threads == 2
         assert step(latency).typical == pytest.approx(2 * step(carry(host, device)).typical)
 
-    def test_on_the_fastest_cores(self, device: DeviceProfile) -> None:
+    def test_on_the_fastest_cores(self, device):
         """Two big cores of 15 GFLOPS, two small ones of 5: two threads keep three quarters."""
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         both = changed(device, cpu={"clusters": [cluster(2, 1.8, 10), cluster(2, 2.2, 30)]})
@@ -186,7 +186,7 @@ class TestThreads:
             step(carry(host, both)).typical * 4 / 3
         )
 
-    def test_by_the_clock_where_peaks_are_unknown(self, device: DeviceProfile) -> None:
+    def test_by_the_clock_where_peaks_are_unknown(self, device):
         """The big cores' share is between what their clock says and all."""
         host = timing(operators=[row("Conv", 1, 10.0, 800e6, 4e6)])  # reaches 80 % of the roof
         both = changed(device, cpu={"clusters": [cluster(2, 1.0), cluster(2, 3.0)]})
@@ -196,7 +196,7 @@ class TestThreads:
         assert found.low == pytest.approx(four.low)
         assert found.high > four.high
 
-    def test_a_rate_that_was_measured_with_one_thread_wins(self, device: DeviceProfile) -> None:
+    def test_a_rate_that_was_measured_with_one_thread_wins(self, device):
         """4 GFLOPS where the share of four cores would say 5: products, and the core's ratio."""
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         cpu = {
@@ -208,7 +208,7 @@ class TestThreads:
         del cpu["training_threads"]
         assert step(carry(small, changed(device, cpu=cpu))).high == pytest.approx(10 * 25)
 
-    def test_without_clusters(self) -> None:
+    def test_without_clusters(self):
         host = timing(operators=[row("Gemm", 1, 10.0, 400e6, 4e6)])
         plain = make_profile("plain", None)
         one = changed(plain, cpu={"training_threads": figure(1, "cores")})
@@ -234,9 +234,7 @@ class TestProperties:
         return DeviceProfile.model_validate(content)
 
     @pytest.mark.parametrize("clock", [None, 3e9])
-    def test_twice_as_fast_in_everything_takes_half(
-        self, device: DeviceProfile, clock: float | None
-    ) -> None:
+    def test_twice_as_fast_in_everything_takes_half(self, device, clock):
         host = timing(calibration={"clock_hz": clock})
         slow, fast = carry(host, device), carry(host, self.scaled(device, 2))
         for name in INTERVALS:
@@ -246,9 +244,7 @@ class TestProperties:
 
     @pytest.mark.parametrize("rate", ["peak", "clock", "copy", "read", "write"])
     @pytest.mark.parametrize("clock", [None, 3e9])
-    def test_a_faster_device_is_never_slower(
-        self, device: DeviceProfile, rate: str, clock: float | None
-    ) -> None:
+    def test_a_faster_device_is_never_slower(self, device, rate, clock):
         host = timing(calibration={"clock_hz": clock})
         before = carry(host, device)
         for factor in (1.01, 1.5, 4, 50):
@@ -259,7 +255,7 @@ class TestProperties:
                     assert getattr(other, end) <= getattr(one, end) * (1 + 1e-12), (name, end)
             before = after
 
-    def test_same_machine_gives_the_same_time(self) -> None:
+    def test_same_machine_gives_the_same_time(self):
         """A device with one core at the rates of this machine takes as long as this machine."""
         twin = changed(
             make_profile("twin", None),
@@ -270,7 +266,7 @@ class TestProperties:
         assert latency.step_ms.model_dump() == pytest.approx({"low": 10, "typical": 10, "high": 10})
 
     @pytest.mark.parametrize("name", list_profiles())
-    def test_shipped_profiles(self, name: str) -> None:
+    def test_shipped_profiles(self, name):
         """Every shipped profile gives intervals with a basis, or the reason why not."""
         latency = carry(timing(calibration={"clock_hz": 3e9}), load_profile(name))
         assert (latency.step_ms is None) == bool(latency.not_judged)
@@ -278,7 +274,7 @@ class TestProperties:
             assert latency.step_ms.low < latency.step_ms.typical < latency.step_ms.high
             assert latency.threads is not None
 
-    def test_pure(self, device: DeviceProfile) -> None:
+    def test_pure(self, device):
         host = timing()
         again = dataclasses.replace(host)
         assert carry(host, device) == carry(again, device)
@@ -291,7 +287,7 @@ def host(case: Cases, tmp_path_factory: pytest.TempPathFactory) -> HostTiming:
 
 
 class TestMeasuring:
-    def test_figures(self, host: HostTiming) -> None:
+    def test_figures(self, host):
         assert min(host.calibration.gemm_flops, host.calibration.copy_bandwidth) > 0
         assert host.calibration.core_flops == host.calibration.gemm_flops  # one thread
         assert host.first_step_ms > 0
@@ -302,11 +298,11 @@ class TestMeasuring:
         for spent in (host.session_creation, host.checkpoint_load, host.checkpoint_save):
             assert min(spent.cpu_ms, spent.ms) > 0
 
-    def test_the_checkpoint_holds_parameters_and_moments(self, host: HostTiming) -> None:
+    def test_the_checkpoint_holds_parameters_and_moments(self, host):
         parameters = 4 * (784 * 500 + 500 + 500 * 10 + 10)
         assert 3 * parameters < host.checkpoint_bytes < 3 * parameters + 20_000
 
-    def test_both_models_are_profiled_without_the_first_step(self, host: HostTiming) -> None:
+    def test_both_models_are_profiled_without_the_first_step(self, host):
         calls: dict[str, int] = {}
         for cost in host.operators():
             calls[cost.op_type] = calls.get(cost.op_type, 0) + cost.calls
@@ -315,7 +311,7 @@ class TestMeasuring:
         assert calls["Sqrt"] >= host.profiled_steps
         assert "If" not in calls
 
-    def test_arithmetic_of_the_model(self, host: HostTiming) -> None:
+    def test_arithmetic_of_the_model(self, host):
         """Two layers forward and their weights' gradients, and the second one's input gradient.
 
         The gradient of the data is not needed.
@@ -325,13 +321,13 @@ class TestMeasuring:
         flops = sum(cost.flops or 0 for cost in host.operators())
         assert flops / host.profiled_steps == 2 * large + 3 * small
 
-    def test_failure_of_the_child(self, case: Cases, tmp_path: Path) -> None:
+    def test_failure_of_the_child(self, case, tmp_path):
         job = case("mlp").job(tmp_path, task="time", checkpoint=str(tmp_path / "gone"))
         with refused("checkpoint-not-found"):
             measure_host(job)
 
 
-def test_products_of_bytes_go_by_their_own_rates() -> None:
+def test_products_of_bytes_go_by_their_own_rates():
     """Here 200 GOPS of bytes for 100 GFLOPS; a phone with SDOT has three times its float rate."""
     rows = [row("MatMulInteger", 1, 8.0, 1.6e9, 1e5)]
     plain, fast = (
@@ -348,14 +344,14 @@ def test_products_of_bytes_go_by_their_own_rates() -> None:
     assert unknown.by_class[0].device_ms.typical == fast.by_class[0].device_ms.typical
 
 
-def test_rates_lie_between_both_calibrations() -> None:
+def test_rates_lie_between_both_calibrations():
     host = timing(rates_after=(64e9, 10e9))
     assert host.calibration.gemm_flops == pytest.approx(80e9)
     assert host.calibration.core_flops == pytest.approx(80e9)
     assert host.steady.high == pytest.approx(1.25)
 
 
-def test_rates_are_those_of_the_machine() -> None:
+def test_rates_are_those_of_the_machine():
     assert timing(calibration={"gemm_flops": 3 * GIGA}).calibration.gemm_flops == 3 * GIGA
 
 
@@ -363,7 +359,7 @@ def test_rates_are_those_of_the_machine() -> None:
 
 
 class TestHost:
-    def test_operators_by_time(self) -> None:
+    def test_operators_by_time(self):
         costs = timing().operators()
         assert [cost.op_type for cost in costs] == ["Gemm", "Mul", "Reshape"]
         assert [cost.operator_class for cost in costs] == ["compute", "memory", "other"]
@@ -373,7 +369,7 @@ class TestHost:
         assert [cost.moved_bytes for cost in costs] == [8e6, 60e6, 0]
         assert sum(cost.share for cost in costs) == pytest.approx(1)
 
-    def test_one_operator_may_be_of_two_classes(self) -> None:
+    def test_one_operator_may_be_of_two_classes(self):
         """A Gemm with a single row reads its weights for two operations per element."""
         rows = [row("Gemm", 1, 2.0, 400e6, 4e6), row("Gemm", 1, 1.0, 20e6, 40e6)]
         costs = timing(operators=rows).operators()
@@ -382,23 +378,23 @@ class TestHost:
             ("Gemm", "memory"),
         ]
 
-    def test_classes_sum_to_the_step(self) -> None:
+    def test_classes_sum_to_the_step(self):
         assert timing().class_ms() == pytest.approx({"compute": 5, "memory": 3, "other": 2})
         assert timing().rest_ms == pytest.approx(1)
 
-    def test_what_the_profile_adds_is_taken_away(self) -> None:
+    def test_what_the_profile_adds_is_taken_away(self):
         rows = [row("Gemm", 2, 4.0, 400e6, 4e6), row("Reshape", 100, 0.4, None, 0)]
         host = timing(operators=rows, calibration={"profile_us": 3.0})
         times = {cost.op_type: cost.total_ms / 2 for cost in host.operators()}
         # Two runs less 3 µs each; a hundred of 4 µs have 1 µs left.
         assert times == pytest.approx({"Gemm": 4 - 0.006, "Reshape": 0.1})
 
-    def test_never_less_than_the_runtime_takes_itself(self) -> None:
+    def test_never_less_than_the_runtime_takes_itself(self):
         rows = [row("Reshape", 100, 0.3, None, 0)]
         host = timing(operators=rows, calibration={"profile_us": 3.0})
         assert host.groups[0].ms == pytest.approx(100 * 0.5 / 1e3)
 
-    def test_a_profile_that_adds_more_than_was_known(self) -> None:
+    def test_a_profile_that_adds_more_than_was_known(self):
         """Operators sum to the step; each run loses the same, so that long ones keep theirs."""
         rows = [row("Gemm", 1, 8.0, 400e6, 4e6), row("Slice", 1000, 6.0, None, 1e6)]
         host = timing(operators=rows, calibration={"profile_us": 2.0})
@@ -407,16 +403,16 @@ class TestHost:
         assert times == pytest.approx({"Gemm": 8 - added, "Slice": 6 - 1000 * added})
         assert host.rest_ms == pytest.approx(0, abs=1e-9)
 
-    def test_a_profile_that_was_slowed_down_as_a_whole(self) -> None:
+    def test_a_profile_that_was_slowed_down_as_a_whole(self):
         rows = [row("Gemm", 1, 15.0, 400e6, 4e6), row("Mul", 1, 10.0, None, 1e6)]
         host = timing(operators=rows, calibration={"profile_us": 1.0})
         assert [group.ms for group in host.groups] == pytest.approx([6, 4], rel=1e-3)
 
-    def test_a_step_shorter_than_the_runtime_can_be(self) -> None:
+    def test_a_step_shorter_than_the_runtime_can_be(self):
         host = timing(operators=[row("Slice", 1000, 6.0, None, 1e6)], steps_ms=[0.1] * 9)
         assert sum(host.class_ms().values()) == pytest.approx(0.1)
 
-    def test_as_a_result_stores_it(self) -> None:
+    def test_as_a_result_stores_it(self):
         found = timing(steps_ms=list(np.arange(1.0, 41.0))).host_latency()
         assert found.p50_ms == Interval(low=14, typical=20.5, high=27)  # B(40, 1/2): 13 to 27
         assert found.p90_ms.typical == pytest.approx(36.1)
@@ -425,7 +421,7 @@ class TestHost:
         assert found.checkpoint_bytes == 12_000_000
         assert HostLatency.model_validate_json(found.model_dump_json()) == found
 
-    def test_one_step_only(self) -> None:
+    def test_one_step_only(self):
         host = timing(steps_ms=[])
         assert host.median_ms == 30
         assert host.quantile_ms(0.9) == Interval(low=30, typical=30, high=30)
@@ -488,7 +484,7 @@ STEADY: dict[str, tuple[Steadiness, dict[str, Any]]] = {
 
 class TestSteadiness:
     @pytest.mark.parametrize("name", STEADY)
-    def test_made_up_times(self, name: str) -> None:
+    def test_made_up_times(self, name):
         found, wanted = STEADY[name]
         for key, value in wanted.items():
             if key == "said":
@@ -503,7 +499,7 @@ class TestSteadiness:
                 assert getattr(found, key) == (pytest.approx(value) if number else value), key
 
     @pytest.mark.parametrize(("gain", "known"), [(1.1, False), (1.9, True)])
-    def test_two_virtual_cores_that_are_one_are_not_judged(self, gain: float, known: bool) -> None:
+    def test_two_virtual_cores_that_are_one_are_not_judged(self, gain, known):
         rates = ((gain * 1e11, gain * 1e11), (1e10, 1e10))
         found = steadiness([10.0] * 10, [0.0] * 10, rates, threads=2, single=1e11)
         assert (found.busy is None) == known
@@ -511,7 +507,7 @@ class TestSteadiness:
             assert "2 threads computed only 1.1 times as fast as one" in str(found.busy)
 
 
-def test_a_busy_machine_has_no_time_on_a_device() -> None:
+def test_a_busy_machine_has_no_time_on_a_device():
     quiet = carry(timing(), EXACT)
     busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), EXACT)
     assert busy.step_ms is None
@@ -521,7 +517,7 @@ def test_a_busy_machine_has_no_time_on_a_device() -> None:
     assert "which widens the interval" in wider.basis
 
 
-def test_waiting_is_what_the_kernel_says() -> None:
+def test_waiting_is_what_the_kernel_says():
     """A process that shares one core with another waits about half of the time."""
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("this system pins no process to a core")
@@ -562,7 +558,7 @@ def _burn(parent: int, begun: Semaphore, cores: set[int] | None) -> None:
         np.multiply(data, 1.0, out=data)
 
 
-def test_others_compute() -> None:
+def test_others_compute():
     before = others_seconds()
     with load(1):
         time.sleep(2.0)
@@ -596,7 +592,7 @@ def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
 
 
 @as_it_is()
-def test_the_same_package_with_and_without_load(mlp: Case, tmp_path: Path) -> None:
+def test_the_same_package_with_and_without_load(mlp, tmp_path):
     """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
 
     def timed(folder: str) -> DeviceLatency:
@@ -614,7 +610,7 @@ def test_the_same_package_with_and_without_load(mlp: Case, tmp_path: Path) -> No
     assert beside.step_ms.low <= alone.step_ms.high
 
 
-def test_a_package_for_a_gpu(device: DeviceProfile) -> None:
+def test_a_package_for_a_gpu(device):
     """What was measured of the GPU counts, and nothing else does."""
     host = dataclasses.replace(timing(), gpu=True)
     rates = {

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -19,18 +18,18 @@ FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
 
 
 class TestCurves:
-    def test_rate_between_sizes(self) -> None:
+    def test_rate_between_sizes(self):
         points = [(10.0, 1.0), (1000.0, 10.0)]  # 10 and 100 per second
         assert latency.rate(points, 1) == 10
         assert latency.rate(points, 100) == pytest.approx(55)
         assert latency.rate(points, 1e6) == 100
 
-    def test_the_slower_of_both(self) -> None:
+    def test_the_slower_of_both(self):
         assert FLAT.seconds(Work(1e8, 1e6)) == pytest.approx(1e-3)
         assert FLAT.seconds(Work(1e6, 1e7)) == pytest.approx(1e-3)
         assert FLAT.seconds(Work(None, 0)) == 0
 
-    def test_best_of_turns_without_what_a_run_costs(self) -> None:
+    def test_best_of_turns_without_what_a_run_costs(self):
         turns = [
             {"products": [(8.0, 9e-6)], "copies": [(80.0, 5e-6)], "least": 3e-6},
             {"products": [(8.0, 7e-6)], "copies": [(80.0, 2e-6)], "least": 4e-6},
@@ -43,15 +42,15 @@ class TestCurves:
 class TestCalibratedNodes:
     nodes = (Node("Gemm", 4000.0, Work(200e6, 1e6)), Node("Slice", 2000.0, Work(None, 5e6)))
 
-    def test_nodes_and_the_rest_sum_to_the_step(self) -> None:
+    def test_nodes_and_the_rest_sum_to_the_step(self):
         assert latency.calibrated_nodes(self.nodes, 10, (0.0, 0.0)) == ([4000, 2000], 4000)
 
-    def test_operators_slowed_down_by_the_profile(self) -> None:
+    def test_operators_slowed_down_by_the_profile(self):
         """Six milliseconds of operators in a step of three: each counts half."""
         assert latency.calibrated_nodes(self.nodes, 3, (0.0, 0.0)) == ([2000, 1000], 0)
 
 
-def test_another_process_takes_the_calibrated_step() -> None:
+def test_another_process_takes_the_calibrated_step():
     turns = {"calibrated": {"steps": [(10.0, 9.9), (10.4, 10.3), (90.0, 9.4)]}}
     prediction = Prediction({"calibrated": [*TestCalibratedNodes.nodes]}, (0.5, 0.1), [turns])
     for clock, step_ms in (("wall", 10.2), ("processor", 9.9)):
@@ -59,7 +58,7 @@ def test_another_process_takes_the_calibrated_step() -> None:
 
 
 class TestBetween:
-    def test_linear_in_the_work_through_both_sizes(self) -> None:
+    def test_linear_in_the_work_through_both_sizes(self):
         """A node of 1 ms + 1 ms per 100 MFLOP, one that is always the same, a rest of 2 ms."""
 
         def nodes(mflops: float) -> list[Node]:
@@ -71,7 +70,7 @@ class TestBetween:
         found = Between(small, large, (0.0, 0.0), FLAT, works).step_ms()
         assert found == pytest.approx(2 + 1 + 1.5 + 0.5)
 
-    def test_ends_at_the_calibrated_steps(self) -> None:
+    def test_ends_at_the_calibrated_steps(self):
         small = ([Node("Conv", 900.0, Work(1e8, 1e3))], 1.3)
         large = ([Node("Conv", 1900.0, Work(3e8, 1e3))], 2.3)
         for nodes, step_ms in (small, large):
@@ -79,7 +78,7 @@ class TestBetween:
             between = Between(small, large, (0.5, 0.0), FLAT, works)
             assert between.step_ms() == pytest.approx(step_ms)
 
-    def test_threads_gain_what_each_node_gained_at_the_larger_size(self) -> None:
+    def test_threads_gain_what_each_node_gained_at_the_larger_size(self):
         """Half for the product, nothing for what runs in one thread, and what that leaves out."""
 
         def nodes(product: float, sliced: float) -> list[Node]:
@@ -95,17 +94,17 @@ class TestBetween:
 
 
 class TestComparing:
-    def test_steps_that_waited_are_not_compared(self) -> None:
+    def test_steps_that_waited_are_not_compared(self):
         steps = [(10.0, 10.0), (30.0, 10.0), (10.1, 10.0)]
         assert latency.which_clock(steps) == "wall"
         assert latency.times(steps, "wall") == [10.0, 10.1]
 
-    def test_the_processor_s_time_where_most_waited(self) -> None:
+    def test_the_processor_s_time_where_most_waited(self):
         steps = [(25.0, 9.0), (30.0, 10.0), (10.0, 10.0)]
         assert latency.which_clock(steps) == "processor"
         assert latency.times(steps, "processor") == [9.0, 10.0, 10.0]
 
-    def test_each_round_with_its_own_steps(self) -> None:
+    def test_each_round_with_its_own_steps(self):
         """The second round ran at half the speed, and was calibrated so."""
         measured = [[(10.2, 10.2), (11.8, 11.8)], [(20.0, 20.0), (21.0, 21.0), (90.0, 20.0)]]
         found = compare(("m", "between", 8, 1, "wall"), [11.0, 20.5], measured, 0.5)
@@ -115,13 +114,13 @@ class TestComparing:
         assert found.predicted_ms == pytest.approx(15.75)
         assert found.measured_ms == pytest.approx(15.9)
 
-    def test_off_by_a_quarter(self) -> None:
+    def test_off_by_a_quarter(self):
         measured = [[(10.0, 10.0), (8.0, 8.0)]]
         found = compare(("m", "between", 8, 1, "wall"), [10.0], measured, 0.0)
         assert found.error == pytest.approx(1 / 9)
         assert found.within == 0.5
 
-    def test_nothing_to_compare(self) -> None:
+    def test_nothing_to_compare(self):
         found = compare(("m", "between", 8, 1, "wall"), [10.0], [[(20.0, 8.0)]], 0.0)
         assert found.steps == 0
         assert math.isnan(found.error)
@@ -132,7 +131,7 @@ def made(group: str, error: float, within: float, steps: int = 100) -> Row:
     return Row("m", group, 8, 1, "wall", 10, 10, error, within, steps, 0, 0.01)  # type: ignore[arg-type]
 
 
-def test_summary_tells_groups_apart() -> None:
+def test_summary_tells_groups_apart():
     rows = [made("process", 0.0, 1.0), made("between", -0.2, 0.0), made("between", 0.06, 1.0, 300)]
     process, batch, every = summarize(rows)
     assert (process.group, process.median_error, process.cases_within) == ("process", 0.0, 1.0)
@@ -146,7 +145,7 @@ def test_summary_tells_groups_apart() -> None:
     assert {row.group for row in rows} < set(latency.GROUPS)
 
 
-def test_every_row_is_printed() -> None:
+def test_every_row_is_printed():
     rows = [made("process", -0.031, 0.97), made("between", 0.5, 0.25)]
     shown = [dict(zip(latency.TITLES, latency.cells(row), strict=True)) for row in rows]
     assert shown[0]["error:"] == "-3.1%"
@@ -155,7 +154,7 @@ def test_every_row_is_printed() -> None:
     assert len([line for line in latency.summary_lines(rows) if "cases" in line]) == 3
 
 
-def test_a_model_for_real(tmp_path: Path) -> None:
+def test_a_model_for_real(tmp_path):
     """Six processes take turns; what they measured answers every question."""
     case = CASES["tabular"]
     effort = latency.Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
@@ -181,7 +180,7 @@ def parts() -> dict[str, dict[int, float]]:
     return found
 
 
-def test_every_row_is_of_a_network_that_is_built_and_simulated() -> None:
+def test_every_row_is_of_a_network_that_is_built_and_simulated():
     rows = published()
     simulated = json.loads((FOLDER / "simulated.json").read_text())
     assert len(rows) == 25
@@ -190,7 +189,7 @@ def test_every_row_is_of_a_network_that_is_built_and_simulated() -> None:
         assert str(row.batch) in simulated[row.network]["step_ms"]
 
 
-def test_held_out_networks_are_inside_of_a_narrow_interval() -> None:
+def test_held_out_networks_are_inside_of_a_narrow_interval():
     """MobileNet and SqueezeNet took no part in the fit, which changing their rows shows."""
     engine, held = fitted(), [row for row in published() if row.held_out]
     assert {row.network for row in held} == {"Mobilenet", "Squeezenet"}
@@ -204,7 +203,7 @@ def test_held_out_networks_are_inside_of_a_narrow_interval() -> None:
     assert fitted(("Lenet", "GoogLenet")).factors != engine.factors
 
 
-def test_bracketing_beats_drawing_on_from_small_batches() -> None:
+def test_bracketing_beats_drawing_on_from_small_batches():
     """Within 10 % of what was published, of all rows that are not an end of the line."""
     bracketed, drawn_on = [], []
     for of in parts().values():
@@ -224,9 +223,7 @@ def test_bracketing_beats_drawing_on_from_small_batches() -> None:
     ("Alexnet", 30_006_666, 989_113_472),
     ("Mobilenet", 3_504_872 + 1281, None),  # torchvision's, and a class more
 ])  # fmt: skip
-def test_networks_are_those_of_the_sources(
-    name: str, parameters: int, products: int | None
-) -> None:
+def test_networks_are_those_of_the_sources(name, parameters, products):
     found = count(name)
     assert found.parameters == 4 * parameters
     assert products is None or found.flops == 2 * products

@@ -45,7 +45,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return device, told, folder
 
 
-def test_a_measured_profile_passes_the_check(measured: Measured) -> None:
+def test_a_measured_profile_passes_the_check(measured):
     device, told, folder = measured
     assert list(folder.iterdir()) == []
     assert told[0].startswith("0 of 2")
@@ -64,7 +64,7 @@ def test_a_measured_profile_passes_the_check(measured: Measured) -> None:
     assert text == profile_toml(device)
 
 
-def test_figures_say_how_they_were_measured_and_not_where(measured: Measured) -> None:
+def test_figures_say_how_they_were_measured_and_not_where(measured):
     device, _, folder = measured
     text = profile_toml(device)
     assert socket.gethostname() not in text
@@ -82,7 +82,7 @@ def test_figures_say_how_they_were_measured_and_not_where(measured: Measured) ->
 
 
 @linux
-def test_memory_is_what_the_kernel_says(measured: Measured) -> None:
+def test_memory_is_what_the_kernel_says(measured):
     device, _, _ = measured
     total = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     ram = device.memory.ram
@@ -92,9 +92,7 @@ def test_memory_is_what_the_kernel_says(measured: Measured) -> None:
     assert limit <= ram.interval("bytes").typical
 
 
-def test_rate_of_a_convolution_counts_the_operations_of_its_definition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rate_of_a_convolution_counts_the_operations_of_its_definition(monkeypatch):
     """Each shape has 4 x 64 x 64 x 56 x 56 x 9 multiplications and as many additions."""
     times = [lambda: 9, lambda: 2.0, lambda: 2.0, lambda: 2.0]
     monkeypatch.setattr(
@@ -103,7 +101,7 @@ def test_rate_of_a_convolution_counts_the_operations_of_its_definition(
     assert conv_flops(1, QUICK) == 4 * 64 * 64 * 56 * 56 * 9
 
 
-def test_storage_in_memory_is_not_taken_for_a_drive() -> None:
+def test_storage_in_memory_is_not_taken_for_a_drive():
     folder = Path("/dev/shm")  # noqa: S108
     if not folder.is_dir():
         pytest.skip("no file system in memory")
@@ -116,7 +114,7 @@ def test_storage_in_memory_is_not_taken_for_a_drive() -> None:
     assert left == set()
 
 
-def test_unwritable_storage(tmp_path: Path) -> None:
+def test_unwritable_storage(tmp_path):
     with refused("storage-not-measured", "cannot be measured") as caught:
         measure_storage(tmp_path / "absent", size=2**20, repeats=1, syncs=1)
     assert caught.value.hint is not None
@@ -128,9 +126,7 @@ def test_unwritable_storage(tmp_path: Path) -> None:
     ({"title": "x" * 101}, "profile-title"), ({"threads": 0}, "threads-range"),
     ({"threads": 4096}, "threads-range"),
 ])  # fmt: skip
-def test_bad_arguments_are_refused_before_anything_runs(
-    arguments: dict[str, object], code: str, tmp_path: Path
-) -> None:
+def test_bad_arguments_are_refused_before_anything_runs(arguments, code, tmp_path):
     with refused(code) as caught:
         measure_device(tmp_path / "absent", effort=QUICK, **arguments)  # type: ignore[arg-type]
     assert caught.value.hint
@@ -146,20 +142,18 @@ def machine(*groups: tuple[int, float | None], quota: float | None = None) -> Ma
     (machine((1, 3.3 * GIGA), (3, 3.2 * GIGA), (2, 3.0 * GIGA), (2, 2.3 * GIGA)), 6),
     (machine((8, 3.0 * GIGA), quota=2.5), 2), (machine((8, 3.0 * GIGA), quota=0.5), 1),
 ])  # fmt: skip
-def test_training_threads_are_the_fast_cores_within_the_quota(given: Machine, threads: int) -> None:
+def test_training_threads_are_the_fast_cores_within_the_quota(given, threads):
     assert given.training_threads() == threads
 
 
-def test_this_machine() -> None:
+def test_this_machine():
     here = this_machine()
     assert 1 <= here.training_threads() <= here.cores
     clocks = [group.clock_hz or 0 for group in here.groups]
     assert clocks == sorted(clocks, reverse=True)
 
 
-def test_what_the_system_does_not_tell_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_system_does_not_tell_is_unknown(tmp_path, monkeypatch):
     bare = Machine(None, None, None, (CoreGroup(2, None),), None)
     monkeypatch.setattr(measuring, "this_machine", lambda: bare)
     monkeypatch.setattr(measuring, "gemm_flops", lambda threads: 3 * GIGA * threads)
@@ -184,7 +178,7 @@ RATES = DeviceMeasurements(
 EDGE = {"name": "acme/edge-1", "title": "Edge 1"}
 
 
-def test_rates_that_waited_say_that_the_machine_was_busy() -> None:
+def test_rates_that_waited_say_that_the_machine_was_busy():
     machine = Machine(None, 2**33, None, (CoreGroup(2, 3e9),), None)
     for waited, busy in ((0.0, False), (0.3, True)):
         profile = measured_profile(machine, RATES, waited=waited, **EDGE)
@@ -199,9 +193,7 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 
 
 @pytest.mark.parametrize("name", ["CPUExecutionProvider", webgpu])
-def test_a_gpu_is_measured_into_a_profile_that_simulations_read(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_measured_into_a_profile_that_simulations_read(name, monkeypatch):
     monkeypatch.setattr(calibration, "_SIZES", (128,))
     monkeypatch.setattr(calibration, "_ELEMENTS", 2**18)
     figures = calibration.measure_gpu(name, 2)

@@ -40,7 +40,7 @@ def profile_of(folder: Path, *, like: str | None = None, **changes: Any) -> Any:
     return imported_profile(measured, name="acme/phone", title="Phone", like=base)
 
 
-def test_rates_of_a_gpu_are_those_that_were_measured(tmp_path: Path) -> None:
+def test_rates_of_a_gpu_are_those_that_were_measured(tmp_path):
     assert profile_of(tmp_path).gpu is None
     found = profile_of(tmp_path, gpu_gemm_flops=[3e12, 2e12, 1e12], gpu_operator_seconds=[2e-5])
     (rate, time), copy = (found.gpu.fp32_gemm, found.gpu.operator), found.gpu.bandwidth
@@ -49,7 +49,7 @@ def test_rates_of_a_gpu_are_those_that_were_measured(tmp_path: Path) -> None:
     assert copy.unknown == "not measured"
 
 
-def test_figures_are_medians_between_the_extremes(tmp_path: Path) -> None:
+def test_figures_are_medians_between_the_extremes(tmp_path):
     profile = profile_of(tmp_path)
     assert (profile.validated, profile.os) == (True, "android")
     rate, single, copy = profile.gemm_flops(), profile.gemm_flops(1), profile.copy_bandwidth()
@@ -65,7 +65,7 @@ def test_figures_are_medians_between_the_extremes(tmp_path: Path) -> None:
     assert all("benchmark of the kotlin kit, ONNX Runtime 1.31.1" in text for text in sources)
 
 
-def test_throttling_is_read_off_ten_minutes_of_load(tmp_path: Path) -> None:
+def test_throttling_is_read_off_ten_minutes_of_load(tmp_path):
     """Full rate for three minutes, then half of it."""
     seconds = [float(second) for second in range(0, 601, 10)]
     rates = [80e9 if second <= 180 else 40e9 for second in seconds]
@@ -76,7 +76,7 @@ def test_throttling_is_read_off_ten_minutes_of_load(tmp_path: Path) -> None:
     assert begins.high - begins.low <= 10
 
 
-def test_a_device_that_does_not_throttle(tmp_path: Path) -> None:
+def test_a_device_that_does_not_throttle(tmp_path):
     seconds = [float(second) for second in range(0, 601, 10)]
     rates = [80e9 + 1e8 * (index % 2) for index in range(len(seconds))]
     profile = profile_of(tmp_path, sustained={"seconds": seconds, "gemm_flops": rates})
@@ -84,7 +84,7 @@ def test_a_device_that_does_not_throttle(tmp_path: Path) -> None:
     assert profile.throttle_seconds().typical >= 590
 
 
-def test_two_minutes_of_load_say_nothing(tmp_path: Path) -> None:
+def test_two_minutes_of_load_say_nothing(tmp_path):
     seconds = [float(second) for second in range(0, 121, 10)]
     load = {"seconds": seconds, "gemm_flops": [8e10] * len(seconds)}
     profile = profile_of(tmp_path, sustained=load)
@@ -92,7 +92,7 @@ def test_two_minutes_of_load_say_nothing(tmp_path: Path) -> None:
     assert profile.throttle_seconds() is None
 
 
-def test_what_was_not_measured_comes_from_a_profile_of_the_same_device(tmp_path: Path) -> None:
+def test_what_was_not_measured_comes_from_a_profile_of_the_same_device(tmp_path):
     base = load_profile("pixel-8a")
     profile = profile_of(tmp_path, like="pixel-8a", memory_bytes=7_800_000_000)
     assert profile.gemm_flops().typical == 85e9
@@ -118,14 +118,14 @@ def test_what_was_not_measured_comes_from_a_profile_of_the_same_device(tmp_path:
     (content(sustained={"seconds": [1.0], "gemm_flops": []}), "1 times and 0 rates"),
     (content(sustained={"seconds": [2.0, 1.0], "gemm_flops": [1e9, 1e9]}), "rising order"),
 ])  # fmt: skip
-def test_a_hostile_file_is_refused(tmp_path: Path, whole: Any, words: str) -> None:
+def test_a_hostile_file_is_refused(tmp_path, whole, words):
     path = write(tmp_path, whole)
     with refused("measurements-invalid", where=path, what=words) as caught:
         load_measurements(path)
     assert "\x1b" not in caught.value.what
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "measured.json"
     with path.open("wb") as stream:
         stream.truncate(2**21)
@@ -133,7 +133,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         load_measurements(path)
 
 
-def test_rates_that_are_missing_and_limits_that_do_not_fit(tmp_path: Path) -> None:
+def test_rates_that_are_missing_and_limits_that_do_not_fit(tmp_path):
     with refused("measurements-incomplete", "no copy_bytes_per_second"):
         profile_of(tmp_path, copy_bytes_per_second=[])
     with pytest.raises(OdtpackError, match="app_limit_foreground is more than ram"):
@@ -142,7 +142,7 @@ def test_rates_that_are_missing_and_limits_that_do_not_fit(tmp_path: Path) -> No
         profile_of(tmp_path, kit="another")
 
 
-def test_the_schema_says_the_same() -> None:
+def test_the_schema_says_the_same():
     schema = json.loads(SCHEMA.read_text())
     jsonschema.validate(content(), schema)
     for wrong in (content(format=2), content(extra=1), content(threads=0)):

@@ -40,7 +40,7 @@ from odtpack_simulator.memory.session_memory import run_bytes
 from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.graphs import load_model, weighted
-from tests.simulator.packages import MODELS, Cases, make_case
+from tests.simulator.packages import MODELS, make_case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
@@ -87,7 +87,7 @@ def planned_bytes(plan: Allocation) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_node_of_a_training_step(name: str, case: Cases, tmp_path: Path) -> None:
+def test_every_node_of_a_training_step(name, case, tmp_path):
     """Order, shapes and bytes in use at every node are those of a real step, to the byte."""
     this = case(name)
     package = this.package
@@ -111,7 +111,7 @@ def test_every_node_of_a_training_step(name: str, case: Cases, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_graphs(seed: int, tmp_path: Path) -> None:
+def test_random_graphs(seed, tmp_path):
     """Reuse of buffers, in place and of freed ones, on graphs that exercise all of it."""
     model = random_model(seed)
     onnx.save(model, tmp_path / "model.onnx")
@@ -232,14 +232,14 @@ def ancestors(name: str, source: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_plan_is_consistent(name: str, case: Cases) -> None:
+def test_plan_is_consistent(name, case):
     this = case(name)
     for model in (this.package.training_model, this.package.eval_model):
         graph = load_runtime_graph(model, this.shapes)
         verify(graph, allocate(graph))
 
 
-def test_verifier_sees_a_shared_buffer(case: Cases) -> None:
+def test_verifier_sees_a_shared_buffer(case):
     """The verifier itself is worth something: a plan that shares too much does not pass."""
     graph = load_runtime_graph(case("mlp").package.eval_model, case("mlp").shapes)
     plan = allocate(graph)
@@ -255,11 +255,11 @@ def test_verifier_sees_a_shared_buffer(case: Cases) -> None:
 @pytest.mark.parametrize(
     ("nbytes", "size"), [(0, 0), (1, 160), (16383, 16480), (16384, 20480), (10**6, 1003520)]
 )
-def test_allocated_size(nbytes: int, size: int) -> None:
+def test_allocated_size(nbytes, size):
     assert allocated_size(nbytes) == size
 
 
-def test_where_asks_for_its_selections_before_its_output() -> None:
+def test_where_asks_for_its_selections_before_its_output():
     """The chunk of a few bytes that is free decides where those after it lie."""
     text = """g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
         kept = Where (c, x, y)
@@ -271,7 +271,7 @@ def test_where_asks_for_its_selections_before_its_output() -> None:
     assert not neg.scratch_first
 
 
-def test_a_view_that_nothing_reads_takes_nothing() -> None:
+def test_a_view_that_nothing_reads_takes_nothing():
     text = """g (float[8] x) => (float[8] out) {
         shape = Constant <value_ints = [2, 4]> ()
         y = Exp (x)
@@ -283,7 +283,7 @@ def test_a_view_that_nothing_reads_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("fresh", "tensors", "ends"), [([], 3, 2), (["out"], 3, 1)])
-def test_what_a_run_takes_besides_tensors(fresh: list[str], tensors: int, ends: int) -> None:
+def test_what_a_run_takes_besides_tensors(fresh, tensors, ends):
     """Views are described until the run ends, and other tensors until they are freed."""
     text = """g (float[8] x) => (float[2, 4] out) <int64[2] shape = {2, 4}> {
         a = Exp (x)
@@ -297,7 +297,7 @@ def test_what_a_run_takes_besides_tensors(fresh: list[str], tensors: int, ends: 
     assert taken == 24 * len(graph.values) + 224 * tensors + 120 * ends
 
 
-def test_results_that_the_caller_gets() -> None:
+def test_results_that_the_caller_gets():
     """They are kept by a binding, or not: the arenas are planned both ways."""
     text = """g (float[1000] x) => (float[1000] out, float[1000] bound) {
         out = Exp (x)
@@ -313,7 +313,7 @@ def test_results_that_the_caller_gets() -> None:
     assert held[0] == held[1] < held[2]  # of each session one, and not one of each run
 
 
-def test_branch_of_a_known_condition() -> None:
+def test_branch_of_a_known_condition():
     """Of an ``If`` on a graph input whose value is known only that branch counts."""
     then, other = (
         f"""wide{width} () => (float sum{width}) <int64[1] shape{width} = {{{width}}}> {{
@@ -334,7 +334,7 @@ def test_branch_of_a_known_condition() -> None:
     assert peaks == [allocated_size(nbytes) + index for nbytes in (4000, 8000, 8000)]
 
 
-def test_heap_keeps_small_buffers() -> None:
+def test_heap_keeps_small_buffers():
     """What is freed of small tensors counts on; a large one is gone."""
 
     def chain(width: int) -> Allocation:
@@ -381,9 +381,7 @@ for _ in range(2):
 @pytest.mark.parametrize(
     "name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables", "volumes"]
 )
-def test_regions_are_onnx_runtimes(
-    name: str, case: Cases, monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_regions_are_onnx_runtimes(name, case, monkeypatch, tmp_path):
     """Size by size, in their order, of a whole training with its evaluations.
 
     In one of both ways that are planned of what becomes of results.
@@ -421,7 +419,7 @@ def _path() -> str:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3 * FIRST_REGION_BYTES), st.integers(0, 7)), max_size=60))
-def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]) -> None:
+def test_chunks_do_not_overlap_and_all_come_back(requests):
     arena = Arena()
     held: list[tuple[int, int | None]] = []
     for nbytes, release in requests:
@@ -448,7 +446,7 @@ def test_chunks_do_not_overlap_and_all_come_back(requests: list[tuple[int, int]]
         assert arena.reserved == reserved
 
 
-def test_pages_count_once() -> None:
+def test_pages_count_once():
     """Of ranges that touch, meet or lie in each other."""
     arena, pages = Arena(), set[int]()
     random = np.random.default_rng(0)
@@ -460,7 +458,7 @@ def test_pages_count_once() -> None:
         assert arena.touched == len(pages) * PAGE
 
 
-def test_of_chunks_of_one_size_the_newest_regions_is_taken() -> None:
+def test_of_chunks_of_one_size_the_newest_regions_is_taken():
     """It lies at the lowest address: Linux maps from the top down."""
     arena = Arena()
     first, second, _ = (arena.allocate(FIRST_REGION_BYTES) for _ in range(3))
@@ -470,7 +468,7 @@ def test_of_chunks_of_one_size_the_newest_regions_is_taken() -> None:
     assert arena.allocate(FIRST_REGION_BYTES) == second
 
 
-def test_who_shares() -> None:
+def test_who_shares():
     def options(**changes: bool) -> SessionInfo:
         return SessionInfo(optimization_level="all", **changes)
 
@@ -480,7 +478,7 @@ def test_who_shares() -> None:
     assert sharing_of(options(shared_allocator=True, arena=False)) == "none"
 
 
-def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
+def test_one_arena_takes_no_more_than_several(case):
     this = case("cnn")
     shared, own = (
         plan_memory(this.package, this.shapes, SessionUse(sharing, False)).peak.nbytes
@@ -493,7 +491,7 @@ def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
-def test_plan_and_replay_agree(name: str, tmp_path: Path) -> None:
+def test_plan_and_replay_agree(name, tmp_path):
     """Over both lives: the one that begins, and the one that goes on from what that saved."""
     this = make_case(name, tmp_path, steps=4)  # so that a whole batch is evaluated, as is planned
     planned = plan_memory(this.package, this.shapes, SessionUse("own", False))
@@ -507,7 +505,7 @@ def test_plan_and_replay_agree(name: str, tmp_path: Path) -> None:
     assert resuming.measured_bytes == pytest.approx(resuming.predicted_bytes, rel=0.1, abs=4e5)
 
 
-def test_options_of_onnx_runtime(case: Cases, tmp_path: Path) -> None:
+def test_options_of_onnx_runtime(case, tmp_path):
     """With memory patterns a session keeps a block for a whole run, beside its arena."""
     this = case("transformer")  # its data are too few to evaluate
     package = _with_default_options(this.package, tmp_path / "package")
@@ -524,7 +522,7 @@ def test_options_of_onnx_runtime(case: Cases, tmp_path: Path) -> None:
     assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.02)
 
 
-def test_a_limit_between_the_two_is_refused_to_own_arenas_only(case: Cases, tmp_path: Path) -> None:
+def test_a_limit_between_the_two_is_refused_to_own_arenas_only(case, tmp_path):
     this = case("cnn")
     limits = {False: None, True: "own"}
     peaks = {}

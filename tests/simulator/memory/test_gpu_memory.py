@@ -80,9 +80,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("network", "size", "step_model"), split_rows(CASES, lambda _, size, step: size == 16 and step)
 )
-def test_planned_is_what_the_allocator_holds(
-    network: str, size: int, step_model: bool, counter: Path, tmp_path: Path
-) -> None:
+def test_planned_is_what_the_allocator_holds(network, size, step_model, counter, tmp_path):
     gpu.build(tmp_path, small=True, names=[network], targets=["webgpu"])
     built = tmp_path / network / "webgpu"
     held = held_by(built, step_model, size, counter)
@@ -95,7 +93,7 @@ def test_planned_is_what_the_allocator_holds(
 
 
 @pytest.mark.sweep
-def test_one_segment_of_weights_is_held_at_a_time(counter: Path, tmp_path: Path) -> None:
+def test_one_segment_of_weights_is_held_at_a_time(counter, tmp_path):
     held, stored = [], []
     for layers in (2, 6):
         folder = tmp_path / str(layers)
@@ -115,7 +113,7 @@ def test_one_segment_of_weights_is_held_at_a_time(counter: Path, tmp_path: Path)
     assert held[1] - held[0] < (stored[1] - stored[0]) / 10
 
 
-def test_buffers_are_rounded_and_taken_again_and_so_many_are_kept() -> None:
+def test_buffers_are_rounded_and_taken_again_and_so_many_are_kept():
     buffers = Buffers()
     assert [buffers.take(each) for each in (1, 600, 2**28 + 1)] == [64, 2048, 2**28 + 16]
     assert buffers.most == 64 + 2048 + 2**28 + 16

@@ -20,7 +20,6 @@ from odtpack_simulator.memory.session_memory import session_bytes
 from odtpack_simulator.replay.replay import run_training_child
 from tests.programs import ran
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import Cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -86,7 +85,7 @@ def measured(code: str, *arguments: str | Path) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
+def test_a_session_of_many_small_constants(tmp_path):
     """Each takes a hundred times its elements."""
     for count in (1, 1000):
         values = {f"c{i}": np.full(4, i, np.float32) for i in range(count)}
@@ -100,7 +99,7 @@ def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_inside_of_a_loop(threads: int, case: Cases, tmp_path: Path) -> None:
+def test_a_loop_inside_of_a_loop(threads, case, tmp_path):
     """What turns return lies between what they work in: the process takes up to 9 % more."""
     this = case("turns")
     size = len(this.inputs) // 5
@@ -112,7 +111,7 @@ def test_a_loop_inside_of_a_loop(threads: int, case: Cases, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_phases_of_a_replay(name: str, threads: int, case: Cases, tmp_path: Path) -> None:
+def test_phases_of_a_replay(name, threads, case, tmp_path):
     this = case(name)
     size = len(this.inputs) // 5  # the held-out samples are one full batch
     job = this.job(tmp_path, threads=threads, batch_size=size)
@@ -130,7 +129,7 @@ def test_phases_of_a_replay(name: str, threads: int, case: Cases, tmp_path: Path
 
 
 @pytest.mark.parametrize("size", [49, 33, 17])
-def test_batches_of_both_processes(size: int, case: Cases, tmp_path: Path) -> None:
+def test_batches_of_both_processes(size, case, tmp_path):
     """Passes of 49 samples, in batches of which the last may be smaller.
 
     The second process does not evaluate first. Free chunks lie elsewhere: it takes up to a tenth
@@ -149,7 +148,7 @@ def test_batches_of_both_processes(size: int, case: Cases, tmp_path: Path) -> No
     assert plan.peak.nbytes == pytest.approx(need, rel=0.03)
 
 
-def test_an_evaluation_of_fewer_samples_than_a_batch(case: Cases, tmp_path: Path) -> None:
+def test_an_evaluation_of_fewer_samples_than_a_batch(case, tmp_path):
     """12 of 61 samples are held out; a batch has the other 49."""
     this = case("volumes")
     held = len(this.inputs) // 5
@@ -168,7 +167,7 @@ def test_an_evaluation_of_fewer_samples_than_a_batch(case: Cases, tmp_path: Path
     assert plan_memory(this.package, shapes, evaluated=2 * size) == most
 
 
-def test_margin_covers_what_the_plan_misses(case: Cases, tmp_path: Path) -> None:
+def test_margin_covers_what_the_plan_misses(case, tmp_path):
     """A limit at the measured need with half the margin on top is not said to be enough."""
     this = case("mlp")
     need = run_training_child(this.job(tmp_path)).peak_bytes
@@ -178,7 +177,7 @@ def test_margin_covers_what_the_plan_misses(case: Cases, tmp_path: Path) -> None
     assert memory_fit(peak, int(1.15 * need)) == "fits"
 
 
-def test_resuming(case: Cases, tmp_path: Path) -> None:
+def test_resuming(case, tmp_path):
     """A second process reads parameters and moments, and moves both into flat buffers."""
     this = case("mlp")
     assert run_training_child(this.job(tmp_path)).outcome == "completed"
@@ -192,7 +191,7 @@ def test_resuming(case: Cases, tmp_path: Path) -> None:
     assert peak > 1.3 * planned["loading the evaluation model"]
 
 
-def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(case: Cases) -> None:
+def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(case):
     """In C++ (tests/kits/test_arena.py measures it), and not in Python."""
     package, shapes = case("mlp").package, case("mlp").shapes
     uses = [session_use(package.manifest, "cpp", loop) for loop in ("step", "train")]
@@ -224,7 +223,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("op_type", KERNELS)
-def test_memory_that_a_kernel_allocates_itself(op_type: str, tmp_path: Path) -> None:
+def test_memory_that_a_kernel_allocates_itself(op_type, tmp_path):
     """Not in the arena, so no profile tells: what the process takes does."""
     inputs, text = KERNELS[op_type]
     (planned,) = workspaces(op_type, {}, inputs, [((1024, 1024, 2), 4)], 1)
@@ -236,9 +235,7 @@ def test_memory_that_a_kernel_allocates_itself(op_type: str, tmp_path: Path) -> 
 # What is measured is the training's memory, whatever the process did before it.
 
 
-def test_bytecode_that_nobody_stored(
-    case: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytecode_that_nobody_stored(case, tmp_path, monkeypatch):
     """Compiling every module of the process frees megabytes that the training must not hide in."""
     this = case("cnn")
     plan = plan_memory(this.package, this.shapes)
@@ -267,6 +264,6 @@ print(sum(int(size) - int(resident) for size, resident in parts))
 """
 
 
-def test_no_page_of_a_library_comes_later() -> None:
+def test_no_page_of_a_library_comes_later():
     """It would be subtracted from the highest moment before it."""
     assert measured(MAPPED) == 0

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,12 +11,10 @@ import pytest
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack.choices import BaseKind
-from odtpack.optimizers import SGD, Adafactor, AdamW, Lion, Optimizer
+from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
-from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.arena import Arenas, SessionUse, session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.memory.planning import MEASURED_AS, Item, MemoryPlan, Phase
@@ -26,12 +23,12 @@ from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model.test_inputs import speech
 from tests.packaging_tools import batch
-from tests.simulator.packages import MODELS, Cases, job_on
+from tests.simulator.packages import MODELS, job_on
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
 
-def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path: Path) -> None:
+def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path):
     """A smaller last batch is cut along the axes that count samples."""
     build_package(speech(), tmp_path / "p", loss="mse", self_check=False)
     shapes = {"x": (8, 4), "rate": (), "state": (2, 8, 4), "target": (8, 3)}
@@ -39,7 +36,7 @@ def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path: Path) -> None:
     assert plan.peak.nbytes > 0
 
 
-def test_one_step_of_several_batches(case: Cases) -> None:
+def test_one_step_of_several_batches(case):
     """The last of them may be smaller: no second step is planned for it."""
     this = case("cnn")
     manifest = dataclasses.replace(this.package.manifest, accumulation_steps=4)
@@ -50,7 +47,7 @@ def test_one_step_of_several_batches(case: Cases) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_parts_sum_to_the_peak(name: str, case: Cases) -> None:
+def test_parts_sum_to_the_peak(name, case):
     this = case(name)
     plan = plan_memory(this.package, this.shapes)
     predicted = plan.predicted()
@@ -78,7 +75,7 @@ def test_parts_sum_to_the_peak(name: str, case: Cases) -> None:
     assert parts["optimizer_state"] == (2 * parts["gradients"] if adam else 0)
 
 
-def test_plan_is_deterministic(case: Cases) -> None:
+def test_plan_is_deterministic(case):
     """Even where ONNX Runtime names its nodes differently in every session."""
     this = case("cnn")
     first, second = (plan_memory(this.package, this.shapes) for _ in range(2))
@@ -88,7 +85,7 @@ def test_plan_is_deterministic(case: Cases) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "shared"])
-def test_larger_batch_needs_more(case: Cases, sharing: Sharing) -> None:
+def test_larger_batch_needs_more(case, sharing):
     this = case("cnn")
     twice = {name: (2 * shape[0], *shape[1:]) for name, shape in this.shapes.items()}
     one, two = (
@@ -101,14 +98,14 @@ def test_larger_batch_needs_more(case: Cases, sharing: Sharing) -> None:
     assert one.parameters == two.parameters
 
 
-def test_shape_that_does_not_fit(case: Cases) -> None:
+def test_shape_that_does_not_fit(case):
     this = case("cnn")
     shapes = {**this.shapes, "input": (8, 3, 28, 28)}
     with pytest.raises(OdtpackError, match=r"input.*cannot have the shape \[8, 3, 28, 28\]"):
         plan_memory(this.package, shapes)
 
 
-def test_phase_peaks(case: Cases) -> None:
+def test_phase_peaks(case):
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
@@ -128,7 +125,7 @@ def test_phase_peaks(case: Cases) -> None:
     assert largest <= sum(moved) <= largest + 2 * 4096
 
 
-def test_a_later_phase_is_not_the_reason(case: Cases) -> None:
+def test_a_later_phase_is_not_the_reason(case):
     """Saving stands on what an arena kept of a step, whose tensors are shown."""
     this = case("cnn")
     plan = plan_memory(this.package, this.shapes)
@@ -141,9 +138,7 @@ def test_a_later_phase_is_not_the_reason(case: Cases) -> None:
     ("evaluation", "reason"),
     [((50, 0), "step"), ((99.5, 30), "step"), ((99.5, 0), "evaluation"), ((98, 0), "step")],
 )
-def test_the_reason_uses_most_of_what_an_arena_holds(
-    evaluation: tuple[float, int], reason: str
-) -> None:
+def test_the_reason_uses_most_of_what_an_arena_holds(evaluation, reason):
     def phase(name: str, total: float, kept: int) -> Phase:
         held = Item("kept by the arena", 10 * kept, "activations")
         return Phase(name, (Item("x", int(10 * total) - held.nbytes, "activations"), held))
@@ -154,7 +149,7 @@ def test_the_reason_uses_most_of_what_an_arena_holds(
     assert plan.predicted().peak_bytes == 1000
 
 
-def test_more_threads_take_more(case: Cases) -> None:
+def test_more_threads_take_more(case):
     this = case("mlp")
     one, two, four = (plan_memory(this.package, this.shapes, threads=n) for n in (1, 2, 4))
     more = two.peak.nbytes - one.peak.nbytes
@@ -167,7 +162,7 @@ def test_more_threads_take_more(case: Cases) -> None:
     [(3_000_001, 3_240_002), (6_000_000, 6_400_000), (20_000_000, 20_600_000),
      (33_333_333, 34_333_333)],
 )  # fmt: skip
-def test_fits_only_with_the_margin(peak: int, needed: int) -> None:
+def test_fits_only_with_the_margin(peak, needed):
     """3 %, rounded up; of small ones 8 %, or 0.4 MB where that is less."""
     assert memory_fit(peak, needed) == "fits"
     assert memory_fit(peak, needed - 1) == "close"
@@ -187,7 +182,7 @@ def _replayed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
-def test_mobilenet(tmp_path: Path) -> None:
+def test_mobilenet(tmp_path):
     """Its updates are many: some in parts, and each with an output that only orders nodes."""
     model, size = zoo.mobilenet_v2(), 8
     build_package(model, tmp_path / "p", loss="cross_entropy", step_model="always")
@@ -209,7 +204,7 @@ def test_mobilenet(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 @pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
-def test_a_base_of_few_bits(base: BaseKind, tmp_path: Path) -> None:
+def test_a_base_of_few_bits(base, tmp_path):
     """Two codes of 4 bits lie in a byte, in each session that has them as constants."""
     model, size = zoo.mlp((768, 1024, 1024, 1024, 1024, 10)), 16
     build_package(
@@ -245,9 +240,7 @@ FACTORS = sum(
     (AdamW(weight_decay=0.1), {"clip_norm": 1.0, "decay_vectors": False}, 3, 2 * VECTOR),
     (Adafactor(), {}, 1, FACTORS),
 ], ids=["momentum", "lion", "adamw", "adafactor"])  # fmt: skip
-def test_predicted_and_measured(
-    optimizer: Optimizer, update: dict[str, Any], accumulate: int, state: int, tmp_path: Path
-) -> None:
+def test_predicted_and_measured(optimizer, update, accumulate, state, tmp_path):
     model = zoo.mlp(SIZES)
     build_package(
         model, tmp_path / "p", loss="cross_entropy", optimizer=optimizer, **update,

@@ -83,7 +83,7 @@ def packed(name: str, folder: Path) -> tuple[Package, Job, dict[str, tuple[int, 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
+def test_the_plan_is_what_a_process_takes(name, tmp_path):
     package, job, shapes = packed(name, tmp_path)
     use = session_use(package.manifest, "cpp", native=True)._replace(sharing="none")
     assert use.native
@@ -96,7 +96,7 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     assert plan.peak.nbytes != bodies.peak.nbytes
 
 
-def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
+def test_each_thread_packs_operands_of_its_own(tmp_path):
     package, _, shapes = packed("transformer", tmp_path)
     use = session_use(package.manifest, "cpp", native=True)
 
@@ -138,14 +138,12 @@ DEPTHWISE = [0, 0, 0, 4, *(12, 3, 1, 1, 1, 12) * 2, 0]  # 3x3, of planes of 12x1
         ("product", [0] * 8, [None], 14336, 4 * 14336),
     ],
 )  # fmt: skip
-def test_what_kernels_take_while_they_run(
-    kernel: str, program: list[int], shapes: list[tuple[int, ...] | None], one: int, four: int
-) -> None:
+def test_what_kernels_take_while_they_run(kernel, program, shapes, one, four):
     attributes = {"kernel": kernel.encode(), "program": program}
     assert [native_scratch(attributes, shapes, n) for n in (1, 4)] == [4 * one, 4 * four]
 
 
-def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None:
+def test_planned_nodes_are_those_that_run(library, tmp_path):
     package, _, shapes = packed("transformer", tmp_path)
     path = package.step_model or package.training_model
     options = memory_options(1, str(library))
@@ -162,7 +160,7 @@ def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None
     assert not any(node.domain == DOMAIN for node in load_runtime_graph(path, shapes).nodes)
 
 
-def test_a_kernel_writes_over_its_input(tmp_path: Path) -> None:
+def test_a_kernel_writes_over_its_input(tmp_path):
     """Of two in a row, the second result takes the memory of the first; bodies copy."""
     node = onnx.helper.make_node
     model = native_library.kernel_model([node("Sqrt", ["a"], ["b"])], {"a": (4096,)}, ["b"])
@@ -183,7 +181,7 @@ def test_a_kernel_writes_over_its_input(tmp_path: Path) -> None:
     assert len(bodies.buffers) == 2
 
 
-def test_a_gradient_is_written_over_what_only_it_reads(tmp_path: Path) -> None:
+def test_a_gradient_is_written_over_what_only_it_reads(tmp_path):
     """As that of an activation over what the activation read."""
     package, _, shapes = packed("transformer", tmp_path)
     graph = load_runtime_graph(package.step_model or "", shapes, level="extended", native=True)
@@ -195,7 +193,7 @@ def test_a_gradient_is_written_over_what_only_it_reads(tmp_path: Path) -> None:
     assert over
 
 
-def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whether_kernels_run(monkeypatch, tmp_path):
     package, _, _ = packed("mlp", tmp_path)
     manifest = package.manifest
     kits: tuple[Kit, ...] = ("cpp", "kotlin", "swift", "python")
@@ -216,7 +214,7 @@ def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert not session_use(plain, "cpp", native=True).native
 
 
-def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fit_and_fleets_follow_the_kit(monkeypatch, tmp_path):
     """An app on Swift runs kernels, and one on Kotlin none, as ``simulate`` has it."""
     package, job, shapes = packed("mlp", tmp_path)
     size = next(iter(shapes.values()))[0]
@@ -242,13 +240,13 @@ def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path
         measure_devices(package, data, fleet, size)
 
 
-def test_a_file_that_is_no_library_is_one_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_library_is_one_error(tmp_path):
     (tmp_path / "no.so").write_text("nothing")
     with refused("no-native-kernels", "cannot be registered"):
         choose_kernels(onnxruntime.SessionOptions(), str(tmp_path / "no.so"))
 
 
-def test_the_report_says_what_was_assumed(tmp_path: Path) -> None:
+def test_the_report_says_what_was_assumed(tmp_path):
     package, job, _ = packed("mlp", tmp_path)
     np.savez(tmp_path / "data.npz", **{each: np.load(path) for each, path in job.data.items()})
     said = {}

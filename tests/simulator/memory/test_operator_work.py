@@ -74,9 +74,9 @@ def products_of_conv(x: Shape, w: Shape, out: Shape, groups: int) -> int:
     dilation=st.integers(1, 2), pad=st.integers(0, 2), batch=st.integers(1, 2),
 )  # fmt: skip
 def test_conv(
-    groups: int, per_group: tuple[int, int], kernel: tuple[int, int], stride: int, dilation: int,
-    pad: int, batch: int,
-) -> None:  # fmt: skip
+    groups, per_group, kernel, stride, dilation,
+    pad, batch,
+):  # fmt: skip
     x = (batch, groups * per_group[0], 7, 6)
     w = (groups * per_group[1], per_group[0], *kernel)
     out = inferred_output(
@@ -89,7 +89,7 @@ def test_conv(
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_conv_transpose_is_the_gradient_of_a_conv(groups: int, stride: int) -> None:
+def test_conv_transpose_is_the_gradient_of_a_conv(groups, stride):
     """It has as many products as the Conv whose input gradient it is, where nothing is cut off."""
     x, w = (2, 4, 9, 9), (6, 4 // groups, 3, 3)
     forward = inferred_output("Conv", x, w, group=groups, strides=[stride] * 2)
@@ -101,7 +101,7 @@ def test_conv_transpose_is_the_gradient_of_a_conv(groups: int, stride: int) -> N
 
 @pytest.mark.parametrize("transA", [0, 1])
 @pytest.mark.parametrize("transB", [0, 1])
-def test_gemm(transA: int, transB: int) -> None:
+def test_gemm(transA, transB):
     m, k, n = 3, 5, 7
     a, b = ((k, m) if transA else (m, k)), ((n, k) if transB else (k, n))
     out = inferred_output("Gemm", a, b, (n,), transA=transA, transB=transB)
@@ -115,7 +115,7 @@ def test_gemm(transA: int, transB: int) -> None:
     ((3, 5), (5, 7)), ((2, 3, 5), (5, 7)), ((3, 5), (4, 5, 7)), ((2, 1, 3, 5), (1, 4, 5, 7)),
     ((5,), (5, 7)), ((3, 5), (5,)), ((5,), (5,)),
 ])  # fmt: skip
-def test_matmul_with_broadcasting(a: Shape, b: Shape) -> None:
+def test_matmul_with_broadcasting(a, b):
     result = np.matmul(np.ones(a), np.ones(b))  # of ones, every element is its number of products
     work = operator_work("MatMul", tensors(a, b), tensors(result.shape))
     assert work.flops == 2 * result.sum()
@@ -123,7 +123,7 @@ def test_matmul_with_broadcasting(a: Shape, b: Shape) -> None:
 
 @pytest.mark.parametrize("transA", [0, 1])
 @pytest.mark.parametrize("transBatchA", [0, 1])
-def test_fused_matmul_without_its_attributes(transA: int, transBatchA: int) -> None:
+def test_fused_matmul_without_its_attributes(transA, transBatchA):
     batch, m, k, n = 2, 3, 5, 7
     a = [batch, k, m] if transA else [batch, m, k]
     if transBatchA:
@@ -133,14 +133,14 @@ def test_fused_matmul_without_its_attributes(transA: int, transBatchA: int) -> N
 
 
 @pytest.mark.parametrize("a", [(3, 5), (5, 3), (1, 3, 5)])
-def test_fused_matmul_that_broadcasts(a: Shape) -> None:
+def test_fused_matmul_that_broadcasts(a):
     work = operator_work("FusedMatMul", tensors(a, (4, 5, 7)), tensors((4, 3, 7)))
     assert work.flops == 2 * 4 * 3 * 5 * 7
 
 
 @pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_recurrent(op_type: str, gates: int, directions: int) -> None:
+def test_recurrent(op_type, gates, directions):
     steps, batch, size, hidden = 6, 2, 3, 5
     first, second = (directions, gates * hidden, size), (directions, gates * hidden, hidden)
     inputs = tensors((steps, batch, size), first, second)
@@ -151,7 +151,7 @@ def test_recurrent(op_type: str, gates: int, directions: int) -> None:
     assert operator_work(op_type, inputs, tensors(result)).flops == 2 * products
 
 
-def test_attention_is_its_matrix_products() -> None:
+def test_attention_is_its_matrix_products():
     batch, heads, queries, keys, depth, value_depth = 2, 4, 6, 9, 8, 5
     query, scored = (batch, heads, queries, depth), (batch, heads, queries, keys)
     value, found = (batch, heads, keys, value_depth), (batch, heads, queries, value_depth)
@@ -174,7 +174,7 @@ def test_attention_is_its_matrix_products() -> None:
         assert work.flops == products[0] + products[1]
 
 
-def test_packed_attention() -> None:
+def test_packed_attention():
     """Three projections, then scores and values of all heads together."""
     batch, length, size, inner = 2, 6, 8, 12
     work = operator_work(
@@ -186,7 +186,7 @@ def test_packed_attention() -> None:
     assert work.flops == 2 * (projections + 2 * batch * length * length * inner)
 
 
-def test_quantized_products() -> None:
+def test_quantized_products():
     x, w, out = (1, 4, 5, 5), (6, 4, 3, 3), (1, 6, 3, 3)
     plain = operator_work("Conv", tensors(x, w), tensors(out)).flops
     assert operator_work("ConvInteger", tensors(x, w), tensors(out)).flops == plain
@@ -204,20 +204,18 @@ def test_quantized_products() -> None:
     ("ConstantOfShape", [], [(8, 8)], 4 * 64),
     ("ReduceSum", [(10, 10)], [(10, 1)], 4 * 110),
 ])  # fmt: skip
-def test_least_traffic(
-    op_type: str, inputs: list[Shape], outputs: list[Shape], nbytes: int
-) -> None:
+def test_least_traffic(op_type, inputs, outputs, nbytes):
     assert operator_work(op_type, tensors(*inputs), tensors(*outputs)) == Work(None, nbytes)
 
 
-def test_bytes_per_element_count() -> None:
+def test_bytes_per_element_count():
     half = operator_work("Relu", tensors((10,), itemsize=2), tensors((10,), itemsize=2))
     assert half.moved_bytes == 40
 
 
 @pytest.mark.parametrize("op_type", ["Gemm", "MatMul", "FusedMatMul", "LSTM", "Attention", "Conv"])
 @pytest.mark.parametrize("shapes", [[], [()], [(0, 3)], [(2,)], [(0, 3), (3, 0)]])
-def test_odd_shapes_have_no_arithmetic_or_none_at_all(op_type: str, shapes: list[Shape]) -> None:
+def test_odd_shapes_have_no_arithmetic_or_none_at_all(op_type, shapes):
     """A profile comes from a model that nobody here wrote."""
     work = operator_work(op_type, tensors(*shapes), tensors((0, 0)))
     assert work.flops in (None, 0)
@@ -230,33 +228,33 @@ ROOF = Roof(flops=100e9, bandwidth=20e9)
 
 
 class TestRoof:
-    def test_the_ridge_parts_the_classes(self) -> None:
+    def test_the_ridge_parts_the_classes(self):
         assert ROOF.ridge == 5
         assert ROOF.bound("MatMul", Work(5e6, 1e6)) == "compute"
         assert ROOF.bound("MatMul", Work(4.9e6, 1e6)) == "memory"
 
-    def test_a_machine_with_little_bandwidth_is_bound_by_it(self) -> None:
+    def test_a_machine_with_little_bandwidth_is_bound_by_it(self):
         assert Roof(100e9, 10e9).bound("Conv", Work(8e6, 1e6)) == "memory"
         assert Roof(50e9, 10e9).bound("Conv", Work(8e6, 1e6)) == "compute"
 
-    def test_the_slower_roof_counts(self) -> None:
+    def test_the_slower_roof_counts(self):
         assert ROOF.seconds(Work(1e9, 1e6)) == pytest.approx(0.01)
         assert ROOF.seconds(Work(1e6, 1e9)) == pytest.approx(0.05)
         assert ROOF.seconds(Work(None, 1e9)) == pytest.approx(0.05)
 
-    def test_work_shorter_than_the_runtime_is_bound_by_neither(self) -> None:
+    def test_work_shorter_than_the_runtime_is_bound_by_neither(self):
         small = Work(100.0, 400.0)
         assert ROOF.bound("Gemm", small, 1e-6) == "other"
         assert ROOF.bound("Add", Work(None, 400.0), 1e-6) == "other"
         assert ROOF.bound("Add", Work(None, 400e3), 1e-6) == "memory"
 
-    def test_the_list_decides_where_the_arithmetic_is_unknown(self) -> None:
+    def test_the_list_decides_where_the_arithmetic_is_unknown(self):
         assert ROOF.bound("Einsum", Work(None, 1e6)) == "compute"
         assert ROOF.bound("Einsum", Work(None, 10.0), 1e-6) == "compute"
         assert ROOF.bound("ReduceSum", Work(None, 1e6)) == "memory"
         assert ROOF.bound("Shape", Work(None, 1e6)) == "other"
 
-    def test_lists_do_not_overlap(self) -> None:
+    def test_lists_do_not_overlap(self):
         assert not COMPUTE_BOUND & SMALL
         assert not CONTROL_FLOW & (COMPUTE_BOUND | SMALL)
 
@@ -266,36 +264,36 @@ def nodes(*times: float, op_type: str = "Add", nbytes: float = 8) -> list[NodeRu
 
 
 class TestTypicalStep:
-    def test_nodes_take_the_middle_of_their_times(self) -> None:
+    def test_nodes_take_the_middle_of_their_times(self):
         """The first step is left out; one that was interrupted does not show."""
         runs = [nodes(90, 90), nodes(1, 2), nodes(1, 900), nodes(2, 2), nodes(2, 2)]
         found = typical_step(runs, 5)
         assert [node.us for node in found] == [1.5, 2]
 
-    def test_runs_of_one_step_belong_together(self) -> None:
+    def test_runs_of_one_step_belong_together(self):
         """An optimizer that runs chunk by chunk."""
         found = typical_step([nodes(9), nodes(9), nodes(1), nodes(2), nodes(1), nodes(2)], 3)
         assert [node.us for node in found] == [1, 2]
 
-    def test_steps_that_differ(self) -> None:
+    def test_steps_that_differ(self):
         """A loop that ran longer: the step in the middle stands for all."""
         runs = [nodes(9), nodes(1, 1), nodes(1, 1, 1, 1), nodes(1, 1, 1)]
         assert len(typical_step(runs, 4)) == 3
 
-    def test_middle_mean(self) -> None:
+    def test_middle_mean(self):
         assert middle_mean([7]) == 7
         assert middle_mean([1, 3]) == 2
         assert middle_mean([0, 2, 4, 100]) == 3
 
 
 class TestGrouping:
-    def test_equal_work_is_put_together(self) -> None:
+    def test_equal_work_is_put_together(self):
         rows = grouped([*nodes(1, 2), *nodes(5, nbytes=16), *nodes(7, op_type="Mul")])
         assert sorted((r["op_type"], r["calls"], r["us"], r["moved_bytes"]) for r in rows) == [
             ("Add", 1, 5, 16), ("Add", 2, 3, 16), ("Mul", 1, 7, 8),
         ]  # fmt: skip
 
-    def test_too_many_kinds_are_told_by_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_many_kinds_are_told_by_operator(self, monkeypatch):
         monkeypatch.setattr("odtpack_simulator.replay.child.timing_run._MAX_ROWS", 2)
         many = [node for us in range(1, 6) for node in nodes(us, nbytes=us)]
         rows = grouped([*many, *nodes(0.5, op_type="Mul")])
@@ -305,7 +303,7 @@ class TestGrouping:
         assert rows[2]["calls"] == 3
 
 
-def test_nodes_of_a_real_profile(tmp_path: Path) -> None:
+def test_nodes_of_a_real_profile(tmp_path):
     """A convolution and what follows it inside an If: shapes and types as they ran."""
     branch = "g () => (r) { [relu] r = Relu (y) }"
     text = f"""g (float[n, 4, 9, 9] x, float[6, 4, 3, 3] w, bool c) => (float[n, 6, a, b] z) {{
@@ -329,7 +327,7 @@ def test_nodes_of_a_real_profile(tmp_path: Path) -> None:
         assert relu == Work(None, 4 * 2 * (2 * 6 * 16))
 
 
-def test_calibration_of_this_machine() -> None:
+def test_calibration_of_this_machine():
     found = calibrate(1)
     assert found.core_flops == found.gemm_flops > 0
     assert found.copy_bandwidth > 0
@@ -339,7 +337,7 @@ def test_calibration_of_this_machine() -> None:
     assert Calibration(**sent) == found
 
 
-def test_the_clock_is_a_clock_or_unknown() -> None:
+def test_the_clock_is_a_clock_or_unknown():
     found = clock_hz()
     assert found is None or 1e8 < found < 1e10
 
@@ -392,7 +390,7 @@ CONSTANTS: dict[str, dict[str, np.ndarray]] = {
 
 
 @pytest.mark.parametrize("op_type", [*sorted(IN_PLACE | ALIASES), *NOT_IN_PLACE])
-def test_shared_buffers(op_type: str, tmp_path: Path) -> None:
+def test_shared_buffers(op_type, tmp_path):
     """An operator that takes its input's buffer adds nothing to the bytes in use."""
     binary = op_type in ("Add", "Div", "Max", "Mul", "Pow", "Sub")
     operands = ["a", "b"] if binary else ["a"]
@@ -448,9 +446,7 @@ def conv(image: Shape, weight: Shape, **attributes: object) -> tuple[str, list[S
     ("LayerNormalization", [(64, 64), (64,)], {}),
     ("Transpose", [(16, 16, 16)], {"perm": [2, 0, 1]}),
 ])  # fmt: skip
-def test_working_memory(
-    op_type: str, shapes: list[Shape], attributes: dict[str, object], tmp_path: Path
-) -> None:
+def test_working_memory(op_type, shapes, attributes, tmp_path):
     random = np.random.default_rng(0)
     inputs = {f"x{i}": np.asarray(random.random(s), np.float32) for i, s in enumerate(shapes)}
     if op_type == "Where":
@@ -468,9 +464,7 @@ def test_working_memory(
 
 @pytest.mark.parametrize("opset", [12, 13])
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
-def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(
-    op_type: str, opset: int, tmp_path: Path
-) -> None:
+def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(op_type, opset, tmp_path):
     """Before, the axes from there on are one."""
     x = np.random.default_rng(0).random((32, 32, 32), np.float32)
     probe = helper.make_node(op_type, ["x"], ["y"], name="probe", axis=1)
@@ -492,9 +486,7 @@ def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(
     ("op_type", "gates", "attributes"),
     [("LSTM", 4, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1})],
 )
-def test_working_memory_of_gated_cells(
-    op_type: str, gates: int, attributes: dict[str, Any], bias: bool, direction: str, tmp_path: Path
-) -> None:
+def test_working_memory_of_gated_cells(op_type, gates, attributes, bias, direction, tmp_path):
     """Every buffer is known; the arena counts each in pieces of 256 bytes."""
     count = 2 if direction == "bidirectional" else 1
     hidden, shapes = 32, [(16, 4, 24), (count, gates * 32, 24), (count, gates * 32, 32)]
@@ -510,7 +502,7 @@ def test_working_memory_of_gated_cells(
     assert sum(-(-nbytes // 256) * 256 for nbytes in found) == measured
 
 
-def test_threads_multiply_the_buffer_of_a_convolution() -> None:
+def test_threads_multiply_the_buffer_of_a_convolution():
     shapes = [((8, 3, 48, 48), 4), ((32, 3, 3, 3), 4)]
     one, three = (
         workspace("Conv", {"pads": [1] * 4}, shapes, [((8, 32, 48, 48), 4)], n) for n in (1, 3)
@@ -518,7 +510,7 @@ def test_threads_multiply_the_buffer_of_a_convolution() -> None:
     assert three == 3 * one > 0
 
 
-def test_unknown_shapes_and_operators_count_nothing() -> None:
+def test_unknown_shapes_and_operators_count_nothing():
     assert workspace("Where", {}, [(None, 1)], [((4,), 4)], 1) == 0
     assert workspace("Unheard", {}, [((4,), 4)], [((4,), 4)], 1) == 0
     assert workspace("Conv", {}, [((4,), 4)], [((4,), 4)], 1, domain=NCHWC_DOMAIN) == 0

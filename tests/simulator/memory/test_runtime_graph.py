@@ -31,10 +31,9 @@ from tests import zoo
 from tests.model_text import kernels, session
 from tests.refused import refused
 from tests.simulator.graphs import load_model, weighted, zeros
-from tests.simulator.packages import Cases
 
 
-def test_constants() -> None:
+def test_constants():
     """A weight that one kernel rearranges and another reads as it is exists twice."""
     loaded = load_model(weighted(
         """g (float[64, 64] x) => (float[64, 32] y) {
@@ -48,7 +47,7 @@ def test_constants() -> None:
     assert loading_bytes(loaded) == 64 * 64 * 4
 
 
-def test_kernels_share_a_rearranged_constant() -> None:
+def test_kernels_share_a_rearranged_constant():
     """Two products with one matrix keep one copy; with it transposed, another, in whole panels."""
     text = """g (float[4, 36] x, float[4, 36] a2, float[4, 64] c) =>
         (float[4, 64] a, float[4, 64] b, float[4, 36] d) {
@@ -60,7 +59,7 @@ def test_kernels_share_a_rearranged_constant() -> None:
     assert constant_bytes(loaded) == 36 * 64 * 4 + 64 * 48 * 4
 
 
-def test_a_branch_keeps_a_constant_and_its_rearranged_copy() -> None:
+def test_a_branch_keeps_a_constant_and_its_rearranged_copy():
     """Its zeros are folded; in the graph around them, only the copy would stay."""
     graph = load_model(
         """g (bool c, float[4, 64] x) => (float[4, 64] y) <int64[2] size = {64, 64}> {
@@ -76,7 +75,7 @@ def test_a_branch_keeps_a_constant_and_its_rearranged_copy() -> None:
     assert constant_bytes(graph) == 2 * 64 * 64 * 4
 
 
-def test_a_stored_body_keeps_its_constants(tmp_path: Path) -> None:
+def test_a_stored_body_keeps_its_constants(tmp_path):
     model = weighted("""g (bool c, float[4] x) => (float[4] y) {
         y = If (c) <
             then_branch = t () => (float[4] a) { a = Add (x, w) },
@@ -93,7 +92,7 @@ def test_a_stored_body_keeps_its_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((0, 1), repeat=4)))
-def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
+def test_shape_of_a_fused_product(flags):
     """As ONNX Runtime computes it, for every combination of transpositions."""
 
     def store(array: np.ndarray, swapped: int, batch_last: int) -> np.ndarray:
@@ -117,7 +116,7 @@ def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
     assert found["y"] == (TensorProto.FLOAT, result.shape)
 
 
-def test_sizes_that_onnx_runtime_does_not_know() -> None:
+def test_sizes_that_onnx_runtime_does_not_know():
     """A flag times zeros leaves sizes as they are; ONNX Runtime plans by the name."""
     view = load_model(
         """g (float[6, 8] x, bool[1] flag) => (float[m, n] out)
@@ -132,7 +131,7 @@ def test_sizes_that_onnx_runtime_does_not_know() -> None:
     assert view.shape == (6, 8)
 
 
-def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
+def test_the_body_of_a_scan_has_the_shapes_of_its_slices():
     """Names that its declared inputs have stand for sizes of the whole."""
     model = weighted("""g (float[6, 4, 2] x, float[2] s) => (float[a] t, float[6, b, c] y) {
         t, y = Scan <num_scan_inputs = 1, body = turn (float[n] u, float[p, q] v)
@@ -169,7 +168,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_what_a_loop_keeps(name: str) -> None:
+def test_what_a_loop_keeps(name):
     """As many slices as it turns, if shapes say how often; else the plan knows no bound."""
     trip, most, state, shape = LOOPS[name]
     text = f"""g (float[batch, 4] x, int64[2] count) => (float[a, b] last, float[c] out) {{
@@ -187,7 +186,7 @@ def test_what_a_loop_keeps(name: str) -> None:
     assert allocate(graph).unbounded == (shape is None)
 
 
-def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
+def test_results_of_a_function_have_the_shapes_that_its_body_gives():
     """A native kernel's, behind a value whose shape ONNX Runtime does not know."""
     model = weighted(
         """<ir_version: 8, opset_import: ["": 17, "odtpack.native": 1]>
@@ -215,7 +214,7 @@ def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, -2])
-def test_a_window_whose_place_depends_on_data(axis: int) -> None:
+def test_a_window_whose_place_depends_on_data(axis):
     """It has as many rows wherever it begins."""
     nodes = [
         helper.make_node("Add", ["start", "length"], ["end"]),
@@ -234,7 +233,7 @@ def test_a_window_whose_place_depends_on_data(axis: int) -> None:
     assert found["y"] == (TensorProto.FLOAT, (3, 4))  # what is left from there on
 
 
-def test_axes_that_were_broadcast() -> None:
+def test_axes_that_were_broadcast():
     """The sum over axes that the graph finds by comparing shapes has a known shape."""
     graph = load_model(
         """g (float[batch, 6, 8] x, float[1, 6, 8] y) => (float[a, b, c] out) {
@@ -257,7 +256,7 @@ def test_axes_that_were_broadcast() -> None:
     assert graph.values[total].shape == (1, 6, 8)
 
 
-def test_shapes_in_a_loop_over_data_of_unknown_shape() -> None:
+def test_shapes_in_a_loop_over_data_of_unknown_shape():
     """Names of sizes hold in a body too, where ONNX Runtime has nothing else to tell them by."""
     text = """loop (float[n, 20] x, int64[2] first, int64[3] all) => (float[n, 4] last) {
         start = Reshape (x, first)
@@ -278,7 +277,7 @@ def test_shapes_in_a_loop_over_data_of_unknown_shape() -> None:
         sum = Mul (row, s)
     }> (x)""",
 ])  # fmt: skip
-def test_float16_values_that_a_body_reads_from_outside(branches: str) -> None:
+def test_float16_values_that_a_body_reads_from_outside(branches):
     """ONNX Runtime casts them outside and inside, under one name."""
     text = f"""g (float16[n, 8] x, float16[8] v, bool c) => (float16[n, 8] y) {{
         s = Sigmoid (v)
@@ -298,7 +297,7 @@ def declared(shape: str, given: tuple[int, ...]) -> RuntimeGraph:
     return load_model(text, {"x": given})
 
 
-def test_a_size_of_zero() -> None:
+def test_a_size_of_zero():
     assert declared("N, 0", (4, 0)).values["x"].shape == (4, 0)
 
 
@@ -306,14 +305,12 @@ def test_a_size_of_zero() -> None:
     ("shape", "given", "known"),
     [("N, C", (4,), "[4, 'C']"), ("N, C", (4, 3, 2), "[4, 3]"), ("N, 0", (4, 3), "[4, 0]")],
 )
-def test_a_shape_that_the_model_does_not_declare(
-    shape: str, given: tuple[int, ...], known: str
-) -> None:
+def test_a_shape_that_the_model_does_not_declare(shape, given, known):
     with refused("input-shape", re.escape(known)):
         declared(shape, given)
 
 
-def test_blocked_layout_has_a_block() -> None:
+def test_blocked_layout_has_a_block():
     assert nchwc_block() in (8, 16)
 
 
@@ -334,7 +331,7 @@ def shapes(package: Package) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_every_node_belongs_to_a_layer(package: Package) -> None:
+def test_every_node_belongs_to_a_layer(package):
     """Whoever reads a weight is called after it, whatever the node's name is."""
     graph = load_runtime_graph(package.training_model, shapes(package))
     parameters = {p.name for p in package.manifest.parameters}
@@ -353,14 +350,14 @@ def test_every_node_belongs_to_a_layer(package: Package) -> None:
     assert seen == {(later, layer) for later in (False, True) for layer in layers}
 
 
-def test_contract_names_stay(package: Package) -> None:
+def test_contract_names_stay(package):
     graph = load_runtime_graph(package.training_model, shapes(package))
     labels = Labels(graph, {p.name for p in package.manifest.parameters}, later="grad/")
     for name in (*graph.inputs, *graph.outputs):
         assert labels.value(name) == name
 
 
-def test_reports_show_no_short_names(package: Package) -> None:
+def test_reports_show_no_short_names(package):
     plan = plan_memory(package, shapes(package))
     for tensor in plan.tensors_at_peak():
         assert len(tensor.name) > 4
@@ -368,7 +365,7 @@ def test_reports_show_no_short_names(package: Package) -> None:
         assert point.node.endswith(point.op_type)
 
 
-def test_without_parameters_the_operator_is_the_name() -> None:
+def test_without_parameters_the_operator_is_the_name():
     node = Node("a", "Mul", "", ("x", "x"), ("y",), {})
     values = {name: Value(name, 4, (1,), (1,)) for name in ("x", "y")}
     labels = Labels(RuntimeGraph(("x",), ("y",), (node,), values, {}))
@@ -376,7 +373,7 @@ def test_without_parameters_the_operator_is_the_name() -> None:
     assert labels.value("unknown") == "unknown"
 
 
-def test_values_in_branches_have_the_layer_of_the_branch(tmp_path: Path) -> None:
+def test_values_in_branches_have_the_layer_of_the_branch(tmp_path):
     inner = Node("b", "Neg", "", ("x",), ("z",), {})
     branch = RuntimeGraph((), ("z",), (inner,), {}, {})
     outer = Node("a", "If", "", ("c",), ("y",), {}, {"then_branch": branch}, ("fc.weight",))
@@ -431,7 +428,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_unoptimized(name: str, seed: int, case: Cases, tmp_path: Path) -> None:
+def test_unoptimized(name, seed, case, tmp_path):
     package = case(name).package
     model = shuffled(package.training_model, tmp_path / "model.onnx", seed)
     ran, _ = executed(tmp_path / "model.onnx", tmp_path, case(name).batch_size, optimize=False)
@@ -440,7 +437,7 @@ def test_unoptimized(name: str, seed: int, case: Cases, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
-def test_saved_optimized_model(name: str, case: Cases, tmp_path: Path) -> None:
+def test_saved_optimized_model(name, case, tmp_path):
     package = case(name).package
     original = shuffled(package.training_model, tmp_path / "model.onnx", 5)
     ran, saved = executed(tmp_path / "model.onnx", tmp_path, case(name).batch_size, optimize=True)
@@ -450,7 +447,7 @@ def test_saved_optimized_model(name: str, case: Cases, tmp_path: Path) -> None:
     assert [name for name in ran if name in set(names)] == names
 
 
-def test_model_that_was_not_changed_is_sorted() -> None:
+def test_model_that_was_not_changed_is_sorted():
     """A model without anything to optimize is saved in the order of its file."""
     nodes = [
         onnx.helper.make_node("Neg", ["x"], ["a"]), onnx.helper.make_node("Exp", ["a"], ["b"]),
@@ -464,7 +461,7 @@ def test_model_that_was_not_changed_is_sorted() -> None:
     assert [node.op_type for node in saved.node] == ["Neg", "Sqrt", "Exp", "Add", "Abs"]
 
 
-def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
+def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed():
     """At every depth, wherever the name stands; what only a body has keeps its name."""
     graph = onnx.parser.parse_graph(
         """g (bool c, float[2] x) => (float[2] y) {
@@ -499,7 +496,7 @@ def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_computed_in_float32_has_the_name_of_the_model_where_that_is_gone() -> None:
+def test_what_is_computed_in_float32_has_the_name_of_the_model_where_that_is_gone():
     graph = onnx.parser.parse_graph(
         """g (float16[2] x) => (float16[2] y) <float16[2] a, float[2] InsertedPrecisionFreeCast_a> {
             InsertedPrecisionFreeCast_x = Cast <to = 1> (x)

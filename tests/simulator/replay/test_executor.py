@@ -66,7 +66,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return LocalExecutor(1 if request.param == "one" else 2)
 
 
-def test_results_in_order(executor: Executor) -> None:
+def test_results_in_order(executor):
     told: list[tuple[int, int]] = []
     results = executor.map(square, [Item(n) for n in range(5)], on_done=lambda *a: told.append(a))
     assert [value for value, _ in results] == [0, 1, 4, 9, 16]
@@ -75,11 +75,11 @@ def test_results_in_order(executor: Executor) -> None:
     assert bool(elsewhere) == (not isinstance(executor, LocalExecutor) or executor.jobs > 1)
 
 
-def test_no_items(executor: Executor) -> None:
+def test_no_items(executor):
     assert executor.map(square, []) == []
 
 
-def test_an_error_keeps_its_parts(executor: Executor) -> None:
+def test_an_error_keeps_its_parts(executor):
     with pytest.raises(OdtpackError, match="3 is odd") as caught:
         executor.map(refuse_odd, [Item(2), Item(3), Item(4)])
     error = caught.value
@@ -87,12 +87,12 @@ def test_an_error_keeps_its_parts(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("executor", ["two", "ray"], indirect=True)
-def test_a_process_that_dies(executor: Executor) -> None:
+def test_a_process_that_dies(executor):
     with refused("worker-lost"):
         executor.map(die, [Item(0), Item(1), Item(2)])
 
 
-def test_files_are_sent(ray_executor: RayExecutor, tmp_path: Path) -> None:
+def test_files_are_sent(ray_executor, tmp_path):
     folder = tmp_path / "data"
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "a.txt").write_text("hello", "utf-8")
@@ -103,7 +103,7 @@ def test_files_are_sent(ray_executor: RayExecutor, tmp_path: Path) -> None:
     assert not place.startswith(str(tmp_path))  # a copy was read, as another machine would
 
 
-def test_only_regular_files_are_packed(tmp_path: Path) -> None:
+def test_only_regular_files_are_packed(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "kept").write_text("x", "utf-8")
@@ -112,7 +112,7 @@ def test_only_regular_files_are_packed(tmp_path: Path) -> None:
     assert [path.name for path in Path(place).iterdir()] == ["kept"]
 
 
-def test_relocation_takes_whole_names_only() -> None:
+def test_relocation_takes_whole_names_only():
     moved = {"/a/b": "/x"}
     assert relocate("/a/b/c", moved) == "/x/c"
     assert relocate("/a/bc", moved) == "/a/bc"
@@ -120,7 +120,7 @@ def test_relocation_takes_whole_names_only() -> None:
     assert relocate(Item(1, "/a/b"), moved) == Item(1, "/x")
 
 
-def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options(monkeypatch):
     undone = "odtpack_simulator.replay.executor.default_jobs", default_jobs
     monkeypatch.setattr(*undone)  # elsewhere tests work in one process
     assert isinstance(make_executor(2), LocalExecutor)
@@ -132,7 +132,7 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "here:port"])
-def test_ray_that_does_not_answer(address: str) -> None:
+def test_ray_that_does_not_answer(address):
     pytest.importorskip("ray", reason="Ray has no build for this Python")
     with refused("ray-unreachable"):
         make_executor(1, address)
@@ -142,7 +142,7 @@ def test_ray_that_does_not_answer(address: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["training_run", "timing_run"])
-def test_a_replay_loads_no_more_than_the_app_and_the_clock(module: str) -> None:
+def test_a_replay_loads_no_more_than_the_app_and_the_clock(module):
     code = (
         f"import sys, odtpack_simulator.replay.child.{module}\n"
         "found = {'onnx', 'onnx_ir', 'pydantic', 'rich', 'typer', 'jinja2'} & set(sys.modules)\n"

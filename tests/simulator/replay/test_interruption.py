@@ -27,7 +27,7 @@ from odtpack_simulator.replay.interruption import (
     plan_interruptions,
     unrepeatable_operators,
 )
-from odtpack_simulator.replay.job import PROPERTY, Job, Message, load_position, run_digest
+from odtpack_simulator.replay.job import PROPERTY, Message, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests import zoo
@@ -35,7 +35,7 @@ from tests.programs import ran
 from tests.refused import refused
 from tests.simulator.graphs import weighted
 from tests.simulator.interrupted import dropout_job, long_job, small_job
-from tests.simulator.packages import Case, Cases, change
+from tests.simulator.packages import change
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -46,9 +46,7 @@ class TestPlan:
         seed=st.integers(0, 2**31 - 1),
     )  # fmt: skip
     @settings(max_examples=50)
-    def test_every_kind_at_places_where_it_can_be(
-        self, steps: int, save_every: int, count: int, seed: int
-    ) -> None:
+    def test_every_kind_at_places_where_it_can_be(self, steps, save_every, count, seed):
         plan = plan_interruptions(steps, save_every, count, seed)
         assert plan == plan_interruptions(steps, save_every, count, seed)
         assert [each.step for each in plan] == sorted(each.step for each in plan)
@@ -64,15 +62,13 @@ class TestPlan:
             if each.at == "memory warning":
                 assert each.step < steps
 
-    def test_the_seed_decides(self) -> None:
+    def test_the_seed_decides(self):
         assert plan_interruptions(90, 5, 9, 1) != plan_interruptions(90, 5, 9, 2)
 
 
 class TestInterrupt:
     @pytest.mark.parametrize(("save_every", "count"), [(3, 6), (20, 4)])
-    def test_ends_with_the_same_bits(
-        self, undisturbed: tuple[Job, list[float | None]], save_every: int, count: int
-    ) -> None:
+    def test_ends_with_the_same_bits(self, undisturbed, save_every, count):
         kept, losses = undisturbed
         messages: list[Message] = []
         info = interrupt(
@@ -100,9 +96,7 @@ class TestInterrupt:
         assert all(m["loss"] == losses[m["index"]] for m in steps)
         assert len(steps) == 14 + sum(each.repeated_steps for each in info.interruptions)
 
-    def test_does_not_train_twice_where_the_end_is_kept(
-        self, kept: Job, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_does_not_train_twice_where_the_end_is_kept(self, kept, monkeypatch):
         def refuse(*arguments: object, **options: object) -> None:
             raise AssertionError("trained again")
 
@@ -113,7 +107,7 @@ class TestInterrupt:
         with pytest.raises(AssertionError, match="trained again"):
             interrupt(change(kept, keep_checkpoint=None), seed=0, count=1, save_every=4)
 
-    def test_trains_where_none_is_kept(self, mlp: Case, tmp_path: Path) -> None:
+    def test_trains_where_none_is_kept(self, mlp, tmp_path):
         job = long_job(mlp, tmp_path, keep_checkpoint=str(tmp_path / "absent"))
         info = interrupt(job, seed=1, count=2, save_every=5)
         assert info.equal is True
@@ -121,7 +115,7 @@ class TestInterrupt:
         assert not (tmp_path / "absent").exists()
         assert [path.name for path in tmp_path.iterdir()] == []
 
-    def test_one_bit_is_seen(self, kept: Job, tmp_path: Path) -> None:
+    def test_one_bit_is_seen(self, kept, tmp_path):
         state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
         name, array = next(iter(state.arrays(trainable=True).items()))
         array.view(np.uint8).reshape(-1)[-4] ^= 1
@@ -131,7 +125,7 @@ class TestInterrupt:
         assert info.equal is False
         assert f"the first difference is in parameter '{name}'" in info.detail
 
-    def test_running_statistics(self, tmp_path: Path) -> None:
+    def test_running_statistics(self, tmp_path):
         shapes = {"k": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,)}
         job = small_job(tmp_path, (3, 6, 6), shapes, """spread = Conv (input, k)
             normal, mean_out, var_out = BatchNormalization <training_mode = 1>
@@ -148,7 +142,7 @@ class TestInterrupt:
         assert all(not np.array_equal(first[name], last[name]) for name in first)
 
     @linux
-    def test_memory_goes_down_on_a_warning(self, kept: Job) -> None:
+    def test_memory_goes_down_on_a_warning(self, kept):
         freed: list[Message] = []
 
         def listen(message: Message) -> None:
@@ -162,30 +156,30 @@ class TestInterrupt:
         assert "on a low-memory warning the training's memory went from" in info.detail
         assert "did not go down" not in info.detail
 
-    def test_none(self, kept: Job) -> None:
+    def test_none(self, kept):
         info = interrupt(kept, seed=0, count=0, save_every=4)
         assert (info.interruptions, info.saves, info.equal) == ([], 4, True)
 
     @pytest.mark.parametrize(
         "arguments", [{"count": -1}, {"count": True}, {"save_every": 0}, {"seed": -1}]
     )
-    def test_bad_arguments(self, kept: Job, arguments: dict[str, int]) -> None:
+    def test_bad_arguments(self, kept, arguments):
         with refused("bad-interruptions"):
             interrupt(kept, **({"seed": 0, "count": 1, "save_every": 4} | arguments))
 
-    def test_end_of_another_training(self, kept: Job) -> None:
+    def test_end_of_another_training(self, kept):
         with refused("other-run"):
             interrupt(change(kept, seed=8), seed=0, count=1, save_every=4)
         with refused("bad-position", "ends at 5"):
             interrupt(change(kept, max_steps=5), seed=0, count=1, save_every=4)
 
-    def test_a_child_that_fails_is_an_error(self, kept: Job) -> None:
+    def test_a_child_that_fails_is_an_error(self, kept):
         with refused("model-not-found"):
             interrupt(change(kept, optimizer_model="gone.onnx"), seed=0, count=1, save_every=4)
 
 
 class TestDropout:
-    def test_masks_are_a_function_of_the_position(self, tmp_path: Path) -> None:
+    def test_masks_are_a_function_of_the_position(self, tmp_path):
         job = dropout_job(tmp_path, "")
         assert interrupt(job, seed=0, count=3, save_every=3).equal is True
         one, same, other = (run_training_child(change(job, seed=seed)).losses for seed in (1, 1, 2))
@@ -193,7 +187,7 @@ class TestDropout:
         still = change(job, learning_rate=0.0, batch_size=32, epochs=3)
         assert len(set(run_training_child(still).losses)) == 3
 
-    def test_masks_of_a_seeded_node_start_anew(self, tmp_path: Path) -> None:
+    def test_masks_of_a_seeded_node_start_anew(self, tmp_path):
         """Its generator belongs to the session: the result says why nothing can be expected."""
         job = dropout_job(tmp_path, "<seed = 4>")
         info = interrupt(job, seed=0, count=2, save_every=3)
@@ -201,7 +195,7 @@ class TestDropout:
         assert "with the attribute seed draws random numbers from a generator" in info.detail
         assert "the first difference is in" in info.detail
 
-    def test_operators_with_a_generator_of_their_own(self, tmp_path: Path) -> None:
+    def test_operators_with_a_generator_of_their_own(self, tmp_path):
         assert "RandomNormalLike" in OWN_GENERATOR
         text = """g (float[N] x, bool c) => (float[N] y) {
             y = If (c) <
@@ -214,7 +208,7 @@ class TestDropout:
         assert unrepeatable_operators(tmp_path / "plain.onnx") is None
 
 
-def test_first_difference(kept: Job) -> None:
+def test_first_difference(kept):
     one = read_checkpoint(kept.saved_checkpoint)
 
     def other() -> CheckpointState:
@@ -239,7 +233,7 @@ def test_first_difference(kept: Job) -> None:
 
 class TestKill:
     @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-    def test_in_the_middle_of_a_save(self, mlp: Case, tmp_path: Path, share: float) -> None:
+    def test_in_the_middle_of_a_save(self, mlp, tmp_path, share):
         """The old checkpoint is whole, the new one partly written under its temporary name."""
         target = tmp_path / "checkpoint"
         job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
@@ -264,7 +258,7 @@ class TestKill:
         assert [m["step"] for m in run_child(job) if m["event"] == "begun"] == [3]
         assert not torn.exists()
 
-    def test_before_the_first_save(self, mlp: Case, tmp_path: Path) -> None:
+    def test_before_the_first_save(self, mlp, tmp_path):
         job = long_job(mlp, tmp_path, save_every=3, resume=True, evaluate=False)
         for message in run_child(change(job, pause_at=2)):
             if message["event"] == "started":
@@ -277,14 +271,14 @@ class TestKill:
         assert [m["step"] for m in events if m["event"] == "begun"] == [0]
         assert sum(m["event"] == "step" for m in events) == 14
 
-    def test_a_training_that_is_over_makes_no_step(self, kept: Job) -> None:
+    def test_a_training_that_is_over_makes_no_step(self, kept):
         before = kept.saved_checkpoint.read_bytes()
         events = [m["event"] for m in run_child(change(kept, resume=True))]
         assert "step" not in events
         assert events[-3:] == ["trained", "compared", "exit"]
         assert kept.saved_checkpoint.read_bytes() == before
 
-    def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_process_kills(self, monkeypatch):
         monkeypatch.setattr(training_run, "PATIENCE_SECONDS", 0)
         tell = mock.Mock()
         with pytest.raises(OdtpackError, match="did not end the training"):
@@ -315,7 +309,7 @@ class TestPosition:
         ({"step": 15}, "step 15 is not one of the 14 steps"),
         ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),
     ])  # fmt: skip
-    def test_bad(self, kept: Job, position: str | dict[str, object] | None, problem: str) -> None:
+    def test_bad(self, kept, position, problem):
         state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
         good = json.loads(str(state.properties[PROPERTY]))
         del state.properties[PROPERTY]
@@ -327,13 +321,13 @@ class TestPosition:
             load_position(state, kept, run_digest(kept))
         assert caught.value.hint == "remove it to begin the training anew"
 
-    def test_without_the_optimizers_state(self, kept: Job) -> None:
+    def test_without_the_optimizers_state(self, kept):
         state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
         state.optimizer = None
         with pytest.raises(OdtpackError, match="has made no steps"):
             load_position(state, kept, run_digest(kept))
 
-    def test_of_another_package(self, kept: Job, case: Cases, tmp_path: Path) -> None:
+    def test_of_another_package(self, kept, case, tmp_path):
         """The child says it in one clear error, before it changes anything."""
         (tmp_path / "checkpoint").write_bytes(kept.saved_checkpoint.read_bytes())
         job = case("cnn").job(tmp_path, resume=True)
@@ -341,12 +335,12 @@ class TestPosition:
             run_training_child(job)
         assert (tmp_path / "checkpoint").read_bytes() == kept.saved_checkpoint.read_bytes()
 
-    def test_a_packages_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+    def test_a_packages_checkpoint(self, mlp, tmp_path):
         (tmp_path / "checkpoint").write_bytes(Path(mlp.package.checkpoint).read_bytes())
         with refused("bad-position"):
             run_training_child(mlp.job(tmp_path, resume=True))
 
-    def test_no_checkpoint(self, mlp: Case, tmp_path: Path) -> None:
+    def test_no_checkpoint(self, mlp, tmp_path):
         (tmp_path / "checkpoint").write_bytes(b"nonsense")
         with refused("checkpoint-corrupt"):
             run_training_child(mlp.job(tmp_path, resume=True))
@@ -355,7 +349,7 @@ class TestPosition:
         "changes",
         [{"seed": 9}, {"epochs": 2}, {"batch_size": 13}, {"learning_rate": 0.5}, {"pieces": 1}],
     )
-    def test_digest_tells_trainings_apart(self, kept: Job, changes: dict[str, int]) -> None:
+    def test_digest_tells_trainings_apart(self, kept, changes):
         assert run_digest(change(kept, **changes)) != run_digest(kept)
         assert run_digest(change(kept, save_every=2, threads=2)) == run_digest(kept)
 
@@ -410,7 +404,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ends_with_the_same_bits(start: Path, tmp_path: Path) -> None:
+def test_ends_with_the_same_bits(start, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
     (program,) = (block for block in blocks if "go on from where the last process" in block)
     shutil.copytree(start, tmp_path / "free")

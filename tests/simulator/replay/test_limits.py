@@ -56,9 +56,7 @@ def need(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 @pytest.mark.parametrize("method", EXECUTABLE)
 class TestChild:
-    def test_is_ended(
-        self, method: LimitMethod, mlp: Case, plain: Case, need: int, tmp_path: Path
-    ) -> None:
+    def test_is_ended(self, method, mlp, plain, need, tmp_path):
         # Enough steps for the watchdog, which looks now and then.
         this = plain if method == "rlimit" else mlp
         job = this.job(tmp_path, limit_bytes=int(0.6 * need), limit_methods=[method], epochs=100)
@@ -69,9 +67,7 @@ class TestChild:
         words = {"cgroup": "control group", "rlimit": "out of memory", "watchdog": "watchdog"}
         assert words[method] in result.detail
 
-    def test_completes_with_enough(
-        self, method: LimitMethod, mlp: Case, plain: Case, need: int, tmp_path: Path
-    ) -> None:
+    def test_completes_with_enough(self, method, mlp, plain, need, tmp_path):
         this = plain if method == "rlimit" else mlp
         job = this.job(tmp_path, limit_bytes=2 * need, limit_methods=[method])
         result = run_training_child(job)
@@ -80,9 +76,7 @@ class TestChild:
 
 
 @pytest.mark.skipif(CGROUPS, reason="control groups are permitted here")
-def test_without_control_groups_the_next_way_is_taken(
-    mlp: Case, plain: Case, need: int, tmp_path: Path
-) -> None:
+def test_without_control_groups_the_next_way_is_taken(mlp, plain, need, tmp_path):
     result = run_training_child(plain.job(tmp_path, limit_bytes=2 * need))
     assert result.limit_method == "rlimit"
     # An arena takes address space that it never touches: what is resident counts.
@@ -92,7 +86,7 @@ def test_without_control_groups_the_next_way_is_taken(
     assert (result.limit_method, result.outcome) == ("watchdog", "killed")
 
 
-def test_no_way_is_permitted(mlp: Case, need: int, tmp_path: Path) -> None:
+def test_no_way_is_permitted(mlp, need, tmp_path):
     """The training goes on, and the result says that nothing held it."""
     result = run_training_child(mlp.job(tmp_path, limit_bytes=need // 2, limit_methods=[]))
     assert (result.outcome, result.limit_method) == ("completed", None)
@@ -110,17 +104,17 @@ class TestLibraryThatEndsTheProcess:
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
 
-    def test_under_a_limit_it_is_a_result(self, mlp: Case, tmp_path: Path) -> None:
+    def test_under_a_limit_it_is_a_result(self, mlp, tmp_path):
         result = run_training_child(mlp.job(tmp_path, limit_bytes=10**6))
         assert result.outcome == "killed"
         assert "thread-local data" in result.detail
 
-    def test_without_one_it_is_a_failure(self, mlp: Case, tmp_path: Path) -> None:
+    def test_without_one_it_is_a_failure(self, mlp, tmp_path):
         with pytest.raises(OdtpackError, match="exit code 127"):
             run_training_child(mlp.job(tmp_path))
 
 
-def test_without_a_limit_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_nothing_is_made(monkeypatch):
     monkeypatch.setattr(limits, "make_group", lambda _: pytest.fail("a group was made"))
     with Limiter(None) as limiter:
         assert limiter.environment == {}
@@ -161,7 +155,7 @@ class TestGroup:
         monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
 
     @pytest.mark.usefixtures("kernel")
-    def test_is_made_where_memory_is_delegated(self, tree: Path) -> None:
+    def test_is_made_where_memory_is_delegated(self, tree):
         group = self.make(tree)
         assert group.parent == tree / "cgroup" / "app"
         assert (group / "memory.max").read_text() == "4096"
@@ -170,9 +164,7 @@ class TestGroup:
         assert not group.exists()
 
     @pytest.mark.usefixtures("kernel")
-    def test_child_joins_and_parent_cleans_up(
-        self, tree: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_child_joins_and_parent_cleans_up(self, tree, monkeypatch):
         monkeypatch.setattr(limits, "make_group", lambda _: self.make(tree))
         with Limiter(4096) as limiter:
             (name, folder), *_ = limiter.environment.items()
@@ -184,26 +176,24 @@ class TestGroup:
             assert "control group" in limiter.ended()
         assert not Path(folder).exists()
 
-    def test_nothing_is_left_of_one_without_memory(self, tree: Path) -> None:
+    def test_nothing_is_left_of_one_without_memory(self, tree):
         """An ordinary folder has no memory.max, and none is made in it."""
         with pytest.raises(FileNotFoundError):
             self.make(tree)
         assert [p.name for p in (tree / "cgroup" / "app").iterdir() if p.is_dir()] == ["own"]
 
-    def test_is_not_tried_where_memory_is_not_delegated(
-        self, tree: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_is_not_tried_where_memory_is_not_delegated(self, tree, monkeypatch):
         (tree / "cgroup/app/cgroup.subtree_control").write_text("cpu\n")
         monkeypatch.setattr(Path, "mkdir", lambda *_: pytest.fail("a folder was made"))
         with pytest.raises(OSError, match="memory is not controlled here"):
             self.make(tree)
 
-    def test_needs_version_2(self, tree: Path) -> None:
+    def test_needs_version_2(self, tree):
         (tree / "mounts").write_text("22 1 0:2 / /proc rw - proc proc rw\n")
         with pytest.raises(OSError, match="version 2 are not mounted"):
             self.make(tree)
 
-    def test_stays_inside_its_tree(self, tree: Path) -> None:
+    def test_stays_inside_its_tree(self, tree):
         """A process at the root has nothing beside it."""
         (tree / "membership").write_text("0::/\n")
         (tree / "cgroup/cgroup.subtree_control").write_text("")
@@ -213,9 +203,7 @@ class TestGroup:
         assert {p.name for p in tree.iterdir() if p.is_dir()} == {"cgroup"}
 
 
-def test_a_group_that_cannot_be_joined_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_group_that_cannot_be_joined_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("ODTPACK_CHILD_CGROUP", str(tmp_path / "missing"))
     answer = hold_memory(2**30, methods=["cgroup", "watchdog"])
     assert answer["method"] == "watchdog"
@@ -225,7 +213,7 @@ def test_a_group_that_cannot_be_joined_is_passed_over(
     assert "control group" in refused["problem"]
 
 
-def test_anonymous_bytes() -> None:
+def test_anonymous_bytes():
     """In a process that does nothing else: in this one, other tests' memory may go meanwhile."""
     code = """
 import os
@@ -241,7 +229,7 @@ print(before, anonymous_bytes(os.getpid()))
     assert 2**25 <= after - before <= 2**25 + 2**20
 
 
-def test_anonymous_bytes_of_nobody(tmp_path: Path) -> None:
+def test_anonymous_bytes_of_nobody(tmp_path):
     assert anonymous_bytes(1, tmp_path) is None
 
 
@@ -251,7 +239,7 @@ def waiting() -> Iterator[subprocess.Popen[bytes]]:
         yield child
 
 
-def test_watchdog_leaves_a_process_below_the_limit_alone(waiting: subprocess.Popen[bytes]) -> None:
+def test_watchdog_leaves_a_process_below_the_limit_alone(waiting):
     with Limiter(2**40, ["watchdog"]) as limiter:
         threads = threading.active_count()
         limiter.take(waiting.pid, {"method": "watchdog", "base_bytes": 0})
@@ -261,7 +249,7 @@ def test_watchdog_leaves_a_process_below_the_limit_alone(waiting: subprocess.Pop
         assert limiter.ended() == ""
 
 
-def test_watchdog_ends_a_process_beyond_it(waiting: subprocess.Popen[bytes]) -> None:
+def test_watchdog_ends_a_process_beyond_it(waiting):
     with Limiter(0, ["watchdog"]) as limiter:
         limiter.take(waiting.pid, {"method": "watchdog", "base_bytes": 0})
         assert waiting.wait(60) == -signal.SIGKILL

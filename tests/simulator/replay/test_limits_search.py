@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,9 +24,7 @@ def gigabytes(number: int) -> int:
     planned=st.integers(1, 10_000).map(gigabytes),
     limits=st.sets(st.integers(1, 20_000).map(gigabytes)),
 )
-def test_every_limit_that_the_plan_fits_is_settled(
-    need: int, planned: int, limits: set[int]
-) -> None:
+def test_every_limit_that_the_plan_fits_is_settled(need, planned, limits):
     tried: list[int] = []
 
     def hold(job: Job) -> ReplayResult:
@@ -52,9 +49,7 @@ def test_every_limit_that_the_plan_fits_is_settled(
         assert run.limit_bytes >= limit if run.outcome == "killed" else run.limit_bytes <= limit
 
 
-def test_what_address_space_refuses_is_settled_by_what_is_resident(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_address_space_refuses_is_settled_by_what_is_resident(tmp_path, monkeypatch):
     tried: list[list[str]] = []
 
     def run(job: Job) -> ReplayResult:
@@ -71,8 +66,8 @@ def test_what_address_space_refuses_is_settled_by_what_is_resident(
 
 @pytest.mark.parametrize(("steps", "first"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 3), (9, 3)])
 def test_the_second_process_makes_two_steps_where_there_are_three(
-    steps: int, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    steps, first, tmp_path, monkeypatch
+):
     made: list[int | None] = []
 
     def run(job: Job) -> ReplayResult:
@@ -88,9 +83,7 @@ def test_the_second_process_makes_two_steps_where_there_are_three(
     assert made == [first, 6]
 
 
-def test_a_training_that_was_ended_is_held_to_the_limit_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_was_ended_is_held_to_the_limit_again(tmp_path, monkeypatch):
     """The second process loads what the first one saved: moments besides the parameters."""
     made: list[Job] = []
 
@@ -113,7 +106,7 @@ def test_a_training_that_was_ended_is_held_to_the_limit_again(
     assert found.detail.startswith("resumed after it was ended: out of memory")
 
 
-def test_the_phases_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phases_of_both_processes(tmp_path, monkeypatch):
     peaks = iter([{"loading": 50, "step": 90}, {"loading": 95, "step": 70}])
 
     def run(job: Job) -> ReplayResult:

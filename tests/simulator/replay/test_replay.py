@@ -37,7 +37,7 @@ from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 from tests.simulator.figures.test_judge import DEVICE
 from tests.simulator.judged import check, judged
-from tests.simulator.packages import Case, Cases
+from tests.simulator.packages import Case
 from tests.sweep import split
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -85,9 +85,7 @@ def train_here(case: Case, job: Job) -> tuple[list[float], list[float], list[flo
 
 
 class TestTraining:
-    def test_is_the_training_that_this_process_would_make(
-        self, mlp: Case, measured: ReplayResult, tmp_path: Path
-    ) -> None:
+    def test_is_the_training_that_this_process_would_make(self, mlp, measured, tmp_path):
         job = mlp.job(tmp_path)
         losses, evaluations, accuracies = train_here(mlp, job)
         assert measured.outcome == "completed"
@@ -98,20 +96,18 @@ class TestTraining:
         assert final_loss(measured) == measured.losses[-1]
         assert measured.detail == ""
 
-    def test_counts_are_those_of_the_metric(self, mlp: Case, measured: ReplayResult) -> None:
+    def test_counts_are_those_of_the_metric(self, mlp, measured):
         right, total = measured.after.right, measured.after.total
         assert total == mlp.schedule.held_out_samples
         assert measured.after.metric == right / total
 
-    def test_the_curve_ends_in_the_evaluations_before_and_after(
-        self, measured: ReplayResult
-    ) -> None:
+    def test_the_curve_ends_in_the_evaluations_before_and_after(self, measured):
         first, last = measured.curve[0], measured.curve[-1]
         assert (first.step, last.step) == (0, measured.steps_done)
         assert (first.loss, first.metric) == (measured.before.loss, measured.before.metric)
         assert (last.loss, last.metric) == (measured.after.loss, measured.after.metric)
 
-    def test_the_curve_is_what_shorter_trainings_end_with(self, mlp: Case, tmp_path: Path) -> None:
+    def test_the_curve_is_what_shorter_trainings_end_with(self, mlp, tmp_path):
         """The evaluation after each epoch, against a training that ends there."""
         options = {"logits": 1, "labels": 1}
         result = run_training_child(mlp.job(tmp_path, epochs=3, **options))
@@ -124,14 +120,14 @@ class TestTraining:
             assert result.losses[: each * epochs] == shorter.losses
         assert len({point.loss for point in result.curve}) == 4
 
-    def test_many_epochs_have_a_short_curve(self, mlp: Case, tmp_path: Path) -> None:
+    def test_many_epochs_have_a_short_curve(self, mlp, tmp_path):
         result = run_training_child(mlp.job(tmp_path, epochs=40, samples=20, batch_size=16))
         assert result.steps_done == 40
         steps = [point.step for point in result.curve]
         assert steps == [0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40]
         assert result.after.total is None  # no output has a score per class here
 
-    def test_data_in_pieces(self, mlp: Case, tmp_path: Path) -> None:
+    def test_data_in_pieces(self, mlp, tmp_path):
         """Two pieces are two trainings, the second with the later half of the samples."""
         job = mlp.job(tmp_path, pieces=2, epochs=2, batch_size=50)
         result = run_training_child(job)
@@ -157,7 +153,7 @@ class TestTraining:
         assert result.losses == pytest.approx(losses, rel=1e-6)
         assert [point.step for point in result.curve] == [0, 2, 4, 6, 8]
 
-    def test_a_few_steps_only(self, mlp: Case, tmp_path: Path) -> None:
+    def test_a_few_steps_only(self, mlp, tmp_path):
         """Every phase of a training, and the first of its steps."""
         options = {"batch_size": 10, "epochs": 2, "logits": 1, "labels": 1}
         whole = run_training_child(mlp.job(tmp_path, **options))
@@ -173,7 +169,7 @@ class TestTraining:
             assert result.phase_peaks.keys() == whole.phase_peaks.keys()
         assert CheckpointState.load_checkpoint(tmp_path / "checkpoint").optimizer.step == 2
 
-    def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+    def test_without_evaluations(self, mlp, measured, tmp_path):
         """And the checkpoint that is saved continues."""
         result = run_training_child(mlp.job(tmp_path, evaluate=False))
         assert result.curve == []
@@ -181,13 +177,13 @@ class TestTraining:
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
         assert state.optimizer.step == measured.steps_done
 
-    def test_without_an_evaluation(self, mlp: Case, tmp_path: Path) -> None:
+    def test_without_an_evaluation(self, mlp, tmp_path):
         result = run_training_child(mlp.job(tmp_path, samples=4))
         assert result.outcome == "completed"
         assert result.steps_done == 1
         assert (result.before.loss, result.after.metric) == (None, None)
 
-    def test_diverged_loss_is_none(self, mlp: Case, tmp_path: Path) -> None:
+    def test_diverged_loss_is_none(self, mlp, tmp_path):
         result = run_training_child(mlp.job(tmp_path, learning_rate=1e30, epochs=2))
         assert result.outcome == "completed"
         assert result.losses[0] is not None
@@ -200,7 +196,7 @@ class TestMemory:
     @pytest.mark.parametrize(
         "name", split(["mlp", "cnn", "mobilenet", "transformer"], lambda name: name != "mobilenet")
     )
-    def test_prediction(self, name: str, case: Cases, tmp_path: Path) -> None:
+    def test_prediction(self, name, case, tmp_path):
         """The prediction made before anything ran, against the process.
 
         The bytes of tensors are exact (see test_allocation); what remains is the
@@ -211,16 +207,16 @@ class TestMemory:
         measured = run_training_child(this.job(tmp_path)).peak_bytes
         assert abs(predicted - measured) <= max(0.2 * measured, 3_000_000)
 
-    def test_repeats(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+    def test_repeats(self, mlp, measured, tmp_path):
         again = run_training_child(mlp.job(tmp_path))
         assert again.peak_bytes == pytest.approx(measured.peak_bytes, abs=500_000)
 
-    def test_phases(self, measured: ReplayResult) -> None:
+    def test_phases(self, measured):
         assert set(measured.phase_peaks) == {"loading", "evaluation", "step", "saving"}
         assert max(measured.phase_peaks.values()) == measured.peak_bytes
 
     @pytest.mark.parametrize("name", ["mlp", "transformer"])
-    def test_too_little_memory(self, name: str, case: Cases, tmp_path: Path) -> None:
+    def test_too_little_memory(self, name, case, tmp_path):
         this = case(name)
         need = plan_memory(this.package, this.shapes).peak.nbytes
         result = run_training_child(this.job(tmp_path, limit_bytes=int(0.7 * need)))
@@ -230,7 +226,7 @@ class TestMemory:
         # The watchdog, or the training itself at the end of a phase: who comes first.
         assert re.match("out of memory in |the process was ended by ", result.detail)
 
-    def test_enough_memory(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+    def test_enough_memory(self, mlp, measured, tmp_path):
         options = {"limit_bytes": int(1.5 * measured.peak_bytes), "logits": 1, "labels": 1}
         result = run_training_child(mlp.job(tmp_path, **options))
         assert result.outcome == "completed"
@@ -238,7 +234,7 @@ class TestMemory:
         assert result.after.metric == measured.after.metric
         assert result.peak_bytes == pytest.approx(measured.peak_bytes, abs=500_000)
 
-    def test_more_threads(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+    def test_more_threads(self, mlp, measured, tmp_path):
         """Stacks of threads are not held against the limit."""
         job = mlp.job(tmp_path, threads=2, limit_bytes=int(1.5 * measured.peak_bytes))
         assert run_training_child(job).outcome == "completed"
@@ -261,7 +257,7 @@ class Interrupt:
 class TestEnd:
     """Whatever happens, the outcome is told and nobody is left behind."""
 
-    def test_killed(self, mlp: Case, tmp_path: Path) -> None:
+    def test_killed(self, mlp, tmp_path):
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGKILL))
         result = run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
         assert result.outcome == "killed"
@@ -270,7 +266,7 @@ class TestEnd:
         assert result.losses[0] is not None
         assert not is_running(interrupt.pid)
 
-    def test_crashed(self, mlp: Case, tmp_path: Path) -> None:
+    def test_crashed(self, mlp, tmp_path):
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGTERM))
         with refused("replay-crashed", "exit code -15"):
             run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
@@ -281,9 +277,9 @@ class TestEnd:
         ("odtpack_runtime.apart.worker.STOPPED_SECONDS", 1.0, "SIGSTOP"),
     ], ids=["silent", "stopped"])  # fmt: skip
     def test_stalled(
-        self, patience: str, seconds: float, words: str, mlp: Case, tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+        self, patience, seconds, words, mlp, tmp_path,
+        monkeypatch,
+    ):  # fmt: skip
         """It may be silent for long, but not because somebody stopped it."""
         monkeypatch.setattr(patience, seconds)
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
@@ -294,7 +290,7 @@ class TestEnd:
         assert not is_running(interrupt.pid)
 
     @linux
-    def test_interrupted_here(self, mlp: Case, tmp_path: Path) -> None:
+    def test_interrupted_here(self, mlp, tmp_path):
         def interrupted(pid: int) -> None:
             raise KeyboardInterrupt
 
@@ -304,7 +300,7 @@ class TestEnd:
         assert not is_running(interrupt.pid)
 
     @linux
-    def test_parent_killed(self, mlp: Case, tmp_path: Path) -> None:
+    def test_parent_killed(self, mlp, tmp_path):
         mlp.job(tmp_path, epochs=10_000).write(tmp_path / "outer.json")
         script = (
             "import sys\n"
@@ -331,7 +327,7 @@ class TestEnd:
 class TestErrors:
     """Mistakes of the package or the data arrive as what they are."""
 
-    def test_models(self, mlp: Case, tmp_path: Path) -> None:
+    def test_models(self, mlp, tmp_path):
         with refused("model-not-found", r"no model .*gone\.onnx", where=tmp_path / "gone.onnx"):
             run_training_child(mlp.job(tmp_path, training_model=str(tmp_path / "gone.onnx")))
         (tmp_path / "broken.onnx").write_bytes(b"nonsense")
@@ -343,28 +339,26 @@ class TestErrors:
         ("labels.npy", "label-out-of-range", "label 77"),
         ("absent.npy", "replay-crashed", "FileNotFoundError"),
     ])  # fmt: skip
-    def test_labels(self, mlp: Case, tmp_path: Path, file: str, code: str, words: str) -> None:
+    def test_labels(self, mlp, tmp_path, file, code, words):
         np.save(tmp_path / "labels.npy", np.full_like(mlp.labels, 77))
         data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / file)}
         with refused(code, words):
             run_training_child(mlp.job(tmp_path, data=data))
 
-    def test_child_that_does_not_start(
-        self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_child_that_does_not_start(self, mlp, tmp_path, monkeypatch):
         (tmp_path / "json.py").write_text("raise SystemExit('no json today')")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(OdtpackError, match="exit code 1") as caught:
             run_training_child(mlp.job(tmp_path))
         assert caught.value.hint == "its last words were: no json today"
 
-    def test_messages_are_json_lines(self, mlp: Case, tmp_path: Path) -> None:
+    def test_messages_are_json_lines(self, mlp, tmp_path):
         events = [message["event"] for message in run_child(mlp.job(tmp_path))]
         assert events[0] == "started"
         assert events[-3:] == ["trained", "compared", "exit"]
         assert events.count("step") == mlp.schedule.steps
 
-    def test_job_survives_its_file(self, mlp: Case, tmp_path: Path) -> None:
+    def test_job_survives_its_file(self, mlp, tmp_path):
         job = mlp.job(tmp_path, limit_bytes=5, logits=1, memory_warnings=[2], pause_in_save=0.1)
         job.write(tmp_path / "job.json")
         assert Job.read(tmp_path / "job.json") == job
@@ -389,13 +383,13 @@ def files_of_at_most(count: int) -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
 @pytest.mark.parametrize("room", [0, 4096])
-def test_data_that_cannot_be_copied(tmp_path: Path, room: int) -> None:
+def test_data_that_cannot_be_copied(tmp_path, room):
     arrays = {"input": np.zeros((1000, 10), np.float32)}
     with files_of_at_most(room), refused("data-not-written", where=tmp_path, hint="40.0 kB"):
         write_data(arrays, tmp_path)
 
 
-def test_a_profile_that_was_not_written_whole(tmp_path: Path) -> None:
+def test_a_profile_that_was_not_written_whole(tmp_path):
     file = tmp_path / "training.json"
     file.write_text('[{"cat": "Node", "name": "Ma', encoding="utf-8")
     with refused("profile-not-whole", what="28 bytes", hint="TMPDIR"):
@@ -405,7 +399,7 @@ def test_a_profile_that_was_not_written_whole(tmp_path: Path) -> None:
 # A child that somebody stops (SIGSTOP) is noticed: with the limit of a minute or less.
 
 
-def test_the_limit_is_below_a_minute() -> None:
+def test_the_limit_is_below_a_minute():
     assert worker.STOPPED_SECONDS < 60
 
 
@@ -414,7 +408,7 @@ def _sleep(seconds: float) -> float:
     return seconds
 
 
-def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_a_pool(monkeypatch):
     monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
 
     def stop() -> None:
@@ -446,7 +440,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("floor", "metric"), [(0.9, 0.92), (0.9, 0.88), (0.99, 0.98), (0.5, 0.6)])
-def test_little_data_say_how_many_samples_would_tell(floor: float, metric: float) -> None:
+def test_little_data_say_how_many_samples_would_tell(floor, metric):
     """With one sample fewer than advised the floor is inside of the interval, and then outside."""
     result = judged(learned(metric, 20), f"[budgets]\naccuracy_floor = {floor}")
     found = check(result, "small_data")
@@ -459,7 +453,7 @@ def test_little_data_say_how_many_samples_would_tell(floor: float, metric: float
         assert check(again, "small_data").status == status, held_out
 
 
-def test_a_floor_at_the_metric_itself_is_never_told() -> None:
+def test_a_floor_at_the_metric_itself_is_never_told():
     result = judged(learned(0.9, 100_000), "[budgets]\naccuracy_floor = 0.9")
     assert check(result, "small_data").status == "fail"
     assert check(result, "small_data").limit is None

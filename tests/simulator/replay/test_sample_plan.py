@@ -3,7 +3,7 @@
 import itertools
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,9 +26,7 @@ FIXED = [TensorSpec("input", np.dtype(np.float32), (4, 3))]
     seed=st.integers(0, 10), full=st.booleans(), apart=st.sampled_from([0, 0, 1, 7]),
     holdout=st.sampled_from([0.2, 0.0, 0.5]),
 )  # fmt: skip
-def test_every_sample_has_its_place(
-    samples: int, batch: int, epochs: int, seed: int, full: bool, apart: int, holdout: float
-) -> None:
+def test_every_sample_has_its_place(samples, batch, epochs, seed, full, apart, holdout):
     samples += apart
     schedule = SamplePlan(samples, batch, epochs, seed, full, holdout=holdout, apart=apart)
     held_out = [i for b in schedule.held_out_batches() for i in b]
@@ -54,9 +52,7 @@ def test_every_sample_has_its_place(
     [(8, 1, 1, False), (32, 16, 1, False), (32, 2, 1, False), (30, 4, 1, False), (30, 4, 1, True),
      (30, 9, 3, False), (200, 3, 2, False), (16, 3, 4, True)],
 )  # fmt: skip
-def test_the_largest_step_is_one_that_occurs(
-    batch: int, accumulate: int, pieces: int, full: bool
-) -> None:
+def test_the_largest_step_is_one_that_occurs(batch, accumulate, pieces, full):
     plan = SamplePlan(200, batch, 2, 1, full, accumulate, pieces)
     passes = [list(plan.training_steps(0, piece)) for piece in range(pieces)]
     made = [len(step) for steps in passes for step in steps]
@@ -66,7 +62,7 @@ def test_the_largest_step_is_one_that_occurs(
     assert {sum(map(len, step)) for step in timed} == {plan.step_samples}
 
 
-def test_seed_decides() -> None:
+def test_seed_decides():
     one, same, other = (
         [b.tolist() for b in SamplePlan(100, 10, 2, seed).training_batches(1)] for seed in (1, 1, 2)
     )
@@ -81,9 +77,7 @@ def test_seed_decides() -> None:
     samples=st.integers(1, 200), batch=st.integers(1, 50), epochs=st.integers(1, 3),
     pieces=st.integers(1, 12), accumulate=st.integers(1, 3), full=st.booleans(),
 )  # fmt: skip
-def test_pieces_come_in_order(
-    samples: int, batch: int, epochs: int, pieces: int, accumulate: int, full: bool
-) -> None:
+def test_pieces_come_in_order(samples, batch, epochs, pieces, accumulate, full):
     schedule = SamplePlan(samples, batch, epochs, 4, full, accumulate, pieces)
     held_out = {i for b in SamplePlan(samples, batch, 1, 4).held_out_batches() for i in b.tolist()}
     sizes = [schedule.piece_samples(piece) for piece in range(pieces)]
@@ -115,7 +109,7 @@ def test_pieces_come_in_order(
         assert {i for b in schedule.held_out_batches() for i in b.tolist()} == held_out
 
 
-def test_one_piece_is_the_training_without_pieces() -> None:
+def test_one_piece_is_the_training_without_pieces():
     """The order of earlier versions, from the formula: results must not change under users."""
     schedule = SamplePlan(23, 4, 2, 9)
     train = np.random.default_rng([9, 0]).permutation(23)[:19]
@@ -127,9 +121,7 @@ def test_one_piece_is_the_training_without_pieces() -> None:
     samples=st.integers(5, 60), epochs=st.integers(1, 4), pieces=st.integers(1, 4),
     accumulate=st.integers(1, 3), data=st.data(),
 )  # fmt: skip
-def test_steps_from_the_middle(
-    samples: int, epochs: int, pieces: int, accumulate: int, data: st.DataObject
-) -> None:
+def test_steps_from_the_middle(samples, epochs, pieces, accumulate, data):
     schedule = SamplePlan(samples, 3, epochs, 2, False, accumulate, pieces)
 
     def listed(done: int) -> list[list[list[int]]]:
@@ -142,7 +134,7 @@ def test_steps_from_the_middle(
 
 
 @given(epochs=st.integers(1, 2**31 - 1), pieces=st.integers(1, 100))
-def test_evaluations_are_few_and_even(epochs: int, pieces: int) -> None:
+def test_evaluations_are_few_and_even(epochs, pieces):
     schedule = SamplePlan(125 * pieces, 3, epochs, 2, pieces=pieces)
     each = schedule.steps_before(1)
     steps = schedule.evaluation_steps()
@@ -155,13 +147,13 @@ def test_evaluations_are_few_and_even(epochs: int, pieces: int) -> None:
     assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
 
 
-def test_evaluations_end_passes() -> None:
+def test_evaluations_end_passes():
     assert SamplePlan(10, 4, 3, 0).evaluation_steps() == (0, 2, 4, 6)
     assert SamplePlan(10, 4, 2, 0, pieces=2).evaluation_steps() == (0, 1, 2, 3, 4)
     assert SamplePlan(5, 4, 22, 0).evaluation_steps() == tuple(range(0, 23, 2))
 
 
-def test_fixed_batch_size() -> None:
+def test_fixed_batch_size():
     schedule = make_sample_plan(FIXED, 14, batch_size=4, epochs=1, seed=0)
     assert schedule.full_batches
     assert [len(b) for b in schedule.training_batches(0)] == [4, 4, 4]
@@ -172,7 +164,7 @@ def test_fixed_batch_size() -> None:
     assert make_sample_plan(FIXED, 4, batch_size=4, epochs=1, seed=0).steps == 1
 
 
-def test_too_few_samples_for_the_pieces() -> None:
+def test_too_few_samples_for_the_pieces():
     """The error names the least number, and that is the least."""
     for inputs, pieces in ((FREE, 7), (FIXED, 3), (FIXED, 11)):
         with refused("too-few-samples", f"in {pieces} pieces needs at least") as caught:
@@ -192,12 +184,12 @@ def test_too_few_samples_for_the_pieces() -> None:
     ({"batch_size": 2**31}, "bad-batch-size"), ({"pieces": 0}, "bad-pieces"),
     ({"pieces": 10_001}, "bad-pieces"), ({"pieces": 1.0}, "bad-pieces"),
 ])  # fmt: skip
-def test_bad_parameters(changes: dict[str, Any], code: str) -> None:
+def test_bad_parameters(changes, code):
     with refused(code):
         make_sample_plan(FREE, 10, **({"batch_size": 2, "epochs": 1, "seed": 0} | changes))
 
 
-def test_every_pass_over_every_piece_has_an_order_of_its_own() -> None:
+def test_every_pass_over_every_piece_has_an_order_of_its_own():
     schedule = SamplePlan(samples=40, batch_size=16, epochs=2, seed=3, pieces=2)
     train = list(np.random.default_rng([3, 0]).permutation(40)[:32])
     orders = set()
@@ -209,18 +201,18 @@ def test_every_pass_over_every_piece_has_an_order_of_its_own() -> None:
 
 
 class TestSample:
-    def test_a_short_training_is_all_of_it(self) -> None:
+    def test_a_short_training_is_all_of_it(self):
         plan = SamplePlan(100, 8, 3, 1)
         assert plan.sample(plan.steps) is plan
 
-    def test_a_million_epochs_are_the_first_ones(self) -> None:
+    def test_a_million_epochs_are_the_first_ones(self):
         plan = SamplePlan(100, 8, 10**6, 1)
         part = plan.sample(1000)
         assert (part.samples, part.epochs, part.steps) == (100, 100, 1000)
         for own, other in zip(part.training_steps(3), plan.training_steps(3), strict=True):
             np.testing.assert_array_equal(own[0], other[0])
 
-    def test_a_billion_samples_are_fewer(self) -> None:
+    def test_a_billion_samples_are_fewer(self):
         """Counting its steps makes no array of a billion numbers."""
         plan = SamplePlan(10**9, 8, 10**6, 1, accumulation_steps=2, pieces=10)
         part = plan.sample(1000)
@@ -229,12 +221,12 @@ class TestSample:
         assert part.samples < 10**5
         assert sum(plan.steps_by_piece()) == plan.steps == 10**6 * 5 * 10**7
 
-    def test_every_piece_keeps_a_batch(self) -> None:
+    def test_every_piece_keeps_a_batch(self):
         part = SamplePlan(10**6, 32, 2, 1, pieces=100, full_batches=True).sample(7)
         assert min(part.piece_steps(piece) for piece in range(100)) >= 1
 
 
-def test_evenly_spaced_samples_are_views() -> None:
+def test_evenly_spaced_samples_are_views():
     arrays = {"x": np.arange(100).reshape(50, 2), "y": np.arange(50)}
     part = evenly_spaced(arrays, 20)
     assert part["y"].tolist() == list(range(0, 40, 2))

@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tests.refused import refused
 from tests.simulator.factory import make_result
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     result = judge(make_result())
     path = tmp_path / "result.json"
     path.write_text(result.to_json(), "utf-8")
@@ -38,7 +37,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.floats() | st.none(), max_size=20))
-def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> None:
+def test_losses_that_are_not_finite_become_null(losses):
     ends = {"eval_loss_before": math.inf, "eval_loss_after": math.nan}
     training = TrainingInfo(losses=losses, learning_rate=0.1, **ends)
     assert training.losses == [v if v is not None and math.isfinite(v) else None for v in losses]
@@ -48,14 +47,14 @@ def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> N
     json.loads(training.model_dump_json())
 
 
-def test_numpy_scalars_are_accepted_as_losses() -> None:
+def test_numpy_scalars_are_accepted_as_losses():
     losses = [np.float64(1.5), float(np.float32(0.5)), np.float64("nan")]
     ends = {"eval_loss_before": None, "eval_loss_after": None}
     training = TrainingInfo(losses=losses, learning_rate=0.1, **ends)
     assert training.losses == [1.5, 0.5, None]
 
 
-def test_breakdown_must_sum_to_the_peak() -> None:
+def test_breakdown_must_sum_to_the_peak():
     parts = MemoryBreakdown(
         parameters=1, gradients=2, optimizer_state=3, inputs=4, activations=5, session=6
     )
@@ -64,7 +63,7 @@ def test_breakdown_must_sum_to_the_peak() -> None:
         PredictedMemory(peak_bytes=20, breakdown=parts)
 
 
-def test_latency_needs_a_figure_or_a_reason() -> None:
+def test_latency_needs_a_figure_or_a_reason():
     with pytest.raises(ValidationError, match="the reason"):
         DeviceLatency(step_ms=None, basis="none")
     with pytest.raises(ValidationError, match="needs first_step_ms"):
@@ -106,7 +105,7 @@ def mutated(**changes: object) -> str:
     ("null", "must be a table"),
     ("", "is not JSON: EOF"),
 ])  # fmt: skip
-def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
+def test_hostile_result_files(tmp_path, text, message):
     path = tmp_path / "result.json"
     path.write_text(text, "utf-8")
     with refused("result-invalid", message, where=path) as caught:
@@ -115,14 +114,14 @@ def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_result_may_be_written_by_powershell(tmp_path: Path, encoding: str) -> None:
+def test_a_result_may_be_written_by_powershell(tmp_path, encoding):
     result = make_result(["google/pixel-8a"])
     (tmp_path / "result.json").write_text(result.to_json(), encoding)
     assert load_result(tmp_path / "result.json") == result
 
 
 @pytest.mark.parametrize("values", [{"schema_version": 3}, {"schema_version": 5, "extra": 1}])
-def test_results_of_other_versions(tmp_path: Path, values: dict[str, int]) -> None:
+def test_results_of_other_versions(tmp_path, values):
     path = tmp_path / "result.json"
     path.write_text(mutated(**values), "utf-8")
     with refused("result-version", r"schema_version: [35] .*reads version 4", where=path):
@@ -130,7 +129,7 @@ def test_results_of_other_versions(tmp_path: Path, values: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("text", ['{"schema_version": 2}', mutated(schema_version="x")])
-def test_what_is_not_a_result_has_no_version(tmp_path: Path, text: str) -> None:
+def test_what_is_not_a_result_has_no_version(tmp_path, text):
     path = tmp_path / "fit.json"
     path.write_text(text, "utf-8")
     with refused("result-invalid", where=path):
@@ -138,7 +137,7 @@ def test_what_is_not_a_result_has_no_version(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["data.sha256", "training.learning_rate", "memory.sharing"])
-def test_a_result_that_is_not_whole_is_to_be_made_again(tmp_path: Path, key: str) -> None:
+def test_a_result_that_is_not_whole_is_to_be_made_again(tmp_path, key):
     content = json.loads(make_result(["google/pixel-8a"]).to_json())
     part, _, name = key.partition(".")
     del content[part][name]
@@ -150,7 +149,7 @@ def test_a_result_that_is_not_whole_is_to_be_made_again(tmp_path: Path, key: str
         load_result(path)
 
 
-def test_a_result_of_the_other_kind(tmp_path: Path) -> None:
+def test_a_result_of_the_other_kind(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(make_result().to_json(), "utf-8")
     with refused("result-invalid", "this is a result of odtpack simulate") as caught:
@@ -158,7 +157,7 @@ def test_a_result_of_the_other_kind(tmp_path: Path) -> None:
     assert caught.value.hint == "use odtpack judge, compare or history"
 
 
-def test_absent_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_and_oversized_files(tmp_path, monkeypatch):
     with pytest.raises(OdtpackError, match="does not exist"):
         load_result(tmp_path / "result.json")
     path = tmp_path / "result.json"

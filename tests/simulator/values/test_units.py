@@ -26,7 +26,7 @@ from odtpack_simulator.values.units import (
     ("0 B", "bytes", 0), ("50 ms", "duration", 0.05), ("10 min", "duration", 600),
     ("1e3 us", "duration", 0.001), ("20 %", "ratio", 0.2), ("4.8 GB/s", "bandwidth", 4.8e9),
 ])  # fmt: skip
-def test_reads_strictly(text: str, dimension: str, expected: float) -> None:
+def test_reads_strictly(text, dimension, expected):
     assert parse_quantity(text, dimension) == pytest.approx(expected, rel=1e-12)
 
 
@@ -40,13 +40,13 @@ def test_reads_strictly(text: str, dimension: str, expected: float) -> None:
     ("0.2", "percentage", 'with a unit, such as "20 %"'), ("20 pct", "percentage", "allowed: %$"),
     ("١٢ MB", "bytes", "with a unit"),
 ])  # fmt: skip
-def test_refuses(text: str, dimension: str, message: str) -> None:
+def test_refuses(text, dimension, message):
     with pytest.raises(ValueError, match=message):
         parse_quantity(text, dimension)
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["kB", "MB", "GB", "KiB", "MiB", "GiB"]))
-def test_prefixes_against_exact_arithmetic(number: int, unit: str) -> None:
+def test_prefixes_against_exact_arithmetic(number, unit):
     base = 1024 if "i" in unit else 1000
     exact = Fraction(number) * base ** (
         "kMG".index(unit[0].lower() if unit[0] == "K" else unit[0]) + 1
@@ -55,7 +55,7 @@ def test_prefixes_against_exact_arithmetic(number: int, unit: str) -> None:
 
 
 @given(st.integers(1, 10**7), st.sampled_from([(d, u) for d, us in UNITS.items() for u in us]))
-def test_fractions_are_those_that_were_written(hundredths: int, unit: tuple[str, str]) -> None:
+def test_fractions_are_those_that_were_written(hundredths, unit):
     """2.01 kB are 2,010 bytes, not 2,009.9999999999998, which 2,010 bytes would be over."""
     dimension, name = unit
     if name == "1":
@@ -66,7 +66,7 @@ def test_fractions_are_those_that_were_written(hundredths: int, unit: tuple[str,
     assert parse_quantity(f"{text} {name}", dimension, 1e3) == float(1000 * exact)
 
 
-def test_writes_for_people() -> None:
+def test_writes_for_people():
     assert [format_bytes(n) for n in (0, 999, 1000, 34_216, 999_600, 1_611_000_000)] == [
         "0 B", "999 B", "1.00 kB", "34.2 kB", "1.00 MB", "1.61 GB",
     ]  # fmt: skip
@@ -93,26 +93,26 @@ def test_writes_for_people() -> None:
     assert format_limit(20.0, "%") == "20 %"
 
 
-def test_interval_is_written_in_one_unit() -> None:
+def test_interval_is_written_in_one_unit():
     assert format_interval(Interval(low=21, typical=40, high=72), "ms") == "21.0 to 72.0 ms"
     assert format_interval(Interval(low=105, typical=132, high=194), "s") == "1.75 to 3.23 min"
     assert format_interval(Interval(low=800, typical=900, high=1500), "ms") == "0.800 to 1.50 s"
 
 
 @given(st.floats(1e-9, 1e12))
-def test_a_written_number_keeps_three_digits(value: float) -> None:
+def test_a_written_number_keeps_three_digits(value):
     number, unit = format_bytes(value).split(" ")
     factor = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
     assert float(number) * factor == pytest.approx(value, rel=6e-3, abs=0.51)
     assert math.isfinite(float(number))
 
 
-def test_interval_must_be_ordered() -> None:
+def test_interval_must_be_ordered():
     with pytest.raises(ValueError, match="low <= typical <= high"):
         Interval(low=2, typical=1, high=3)
 
 
-def test_small_shares_keep_two_digits() -> None:
+def test_small_shares_keep_two_digits():
     assert format_value(0.0057, "%") == "0.0057 %"
     assert format_limit(0.0057, "%") == "0.0057 %"
     assert format_limit(0.12, "%") == "0.12 %"
@@ -130,13 +130,13 @@ def test_small_shares_keep_two_digits() -> None:
     # Conover, "Practical Nonparametric Statistics", table A3: at most 2.5 % in either tail.
     [(6, 1, 6), (9, 2, 8), (10, 2, 9), (20, 6, 15), (25, 8, 18), (40, 14, 27)],
 )
-def test_median_as_in_tables(count: int, low: int, high: int) -> None:
+def test_median_as_in_tables(count, low, high):
     found = quantile_interval(range(1, count + 1), 0.5)
     assert (found.low, found.high) == (low, high)
     assert found.typical == (count + 1) / 2
 
 
-def test_too_few_values_give_all_there_is() -> None:
+def test_too_few_values_give_all_there_is():
     found = quantile_interval([3.0, 1.0, 2.0], 0.9)
     assert (found.low, found.high) == (1, 3)  # two of three: below 95 % whatever one takes
     assert found.typical == pytest.approx(2.8)
@@ -145,7 +145,7 @@ def test_too_few_values_give_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_covers_the_truth_as_often_as_it_says(share: float) -> None:
+def test_covers_the_truth_as_often_as_it_says(share):
     """Times with a long tail, as steps have; the exponential's quantile is known."""
     random, trials = np.random.default_rng(11), 2000
     truth = -np.log(1 - share)
@@ -157,12 +157,12 @@ def test_covers_the_truth_as_often_as_it_says(share: float) -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 1))
-def test_quantile_as_numpy_has_it(values: list[float], share: float) -> None:
+def test_quantile_as_numpy_has_it(values, share):
     assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)), abs=1e-6)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.05, 0.95))
-def test_ordered(values: list[float], share: float) -> None:
+def test_ordered(values, share):
     found = quantile_interval(values, share)
     assert min(values) <= found.low <= found.typical <= found.high <= max(values)
 
@@ -175,14 +175,14 @@ def test_ordered(values: list[float], share: float) -> None:
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
      (1, 29, 0.0061, 0.1718)],
 )  # fmt: skip
-def test_published_figures(right: int, total: int, low: float, high: float) -> None:
+def test_published_figures(right, total, low, high):
     """Newcombe (1998), Two-sided confidence intervals for the single proportion, table I."""
     assert wilson_interval(right, total) == pytest.approx((low, high), abs=5e-5)
     assert wilson_interval(total - right, total) == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
 @given(total=st.integers(1, 10**6), data=st.data())
-def test_ends_are_where_the_score_test_rejects(total: int, data: st.DataObject) -> None:
+def test_ends_are_where_the_score_test_rejects(total, data):
     """At an end e, the observed share is 1.96 standard errors of e away from e."""
     right = data.draw(st.integers(0, total))
     share = right / total
@@ -196,11 +196,11 @@ def test_ends_are_where_the_score_test_rejects(total: int, data: st.DataObject) 
     assert low < high
 
 
-def test_nothing_proves_nothing() -> None:
+def test_nothing_proves_nothing():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("right", "total"), [(3, 2), (-1, 2), (0, -1)])
-def test_impossible_counts(right: int, total: int) -> None:
+def test_impossible_counts(right, total):
     with pytest.raises(ValueError, match="cannot be right"):
         wilson_interval(right, total)
