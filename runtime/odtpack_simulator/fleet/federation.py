@@ -372,6 +372,7 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
             f"{_MOST_COUNTED:,}, and their number follows from the shares"
         )
     return FleetResult(
+        schema_version=2,
         tool_version=tool_version(),
         origin=find_origin(federation.package.path),
         package=FleetPackage(
