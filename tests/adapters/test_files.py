@@ -249,6 +249,9 @@ def test_a_save_replaces_adapters_and_nothing_else(trained, tmp_path):
     for inside in (".", "it.onnx_adapter"):
         with refused("file-not-written", "lies in the package"):
             save_adapter(package, state, package.path / inside)
+    for no_name in ("a\0b", "a\0b.onnx_adapter"):
+        with refused("file-not-written", "embedded null"):
+            save_adapter(package, state, tmp_path / no_name)
     for text in (None, "notes", "[]", "{}", json.dumps({**settings, "peft_version": "0.17"})):
         (folder / CONFIG).unlink(missing_ok=True)
         if text is not None:
