@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -527,7 +527,6 @@ class InterruptionInfo(Part):
     detail: Text = ""
 
 
-SCHEMA_VERSION: Final = 4
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -684,7 +683,7 @@ class DeviceResult(Part):
 class SimulationResult(Part):
     """One replay of one package, for any number of devices, each named once."""
 
-    schema_version: Literal[4] = SCHEMA_VERSION
+    schema_version: Literal[4]
     tool_version: Text
     package: PackageInfo
     data: DataInfo
@@ -796,8 +795,8 @@ def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: 
             if lacks or (each["loc"] == ("schema_version",) and type(each["input"]) is not int):
                 version = None  # it is not a result, of whatever version
         if version is not None:  # what else is wrong may come of it
-            key, reads = "schema_version", record.model_fields["schema_version"].default
-            problem = f"{version}; this odtpack reads version {reads}"
+            key, kind = "schema_version", record.model_fields["schema_version"].annotation
+            problem = f"{version}; this odtpack reads version {get_args(kind)[0]}"
         raise OdtpackError(
             "result-invalid" if version is None else "result-version",
             f"the result file is wrong at {key}: {problem}",

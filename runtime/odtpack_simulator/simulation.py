@@ -295,6 +295,7 @@ def simulate(
     settled = dict(zip(plans, done, strict=False))
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
+        schema_version=4,
         tool_version=tool_version(),
         origin=find_origin(package.path),
         package=_package_info(package, Path(package_path)),

@@ -213,8 +213,11 @@ def test_an_export_replaces_what_it_wrote_of_another_kind(trained, run, tmp_path
     out, kinds = tmp_path / "adapter", ("lora", "ia3", "lora")
     asked = ("--onnxruntime", "--out", out)
     for kind in kinds:
-        run("adapter", "export", trained(kind) / "package", *asked, code=0)
+        said = run("adapter", "export", trained(kind) / "package", *asked, code=0).err
         assert read_peft(out).kind == kind
+        assert "older" not in said
+    said = run("adapter", "export", trained("lora") / "package", "--out", out, code=0).err
+    assert "which may be another adapter's: adapter.onnx_adapter, base.onnx" in said
     before = (out / CONFIG).read_bytes()
     base = onnx.load(out / "base.onnx")
     base.producer_name = "quantizer"
@@ -243,6 +246,12 @@ def test_a_save_replaces_adapters_and_nothing_else(trained, tmp_path):
         assert file.read_bytes() == content
     with refused("file-not-written", "Not a directory"):
         save_adapter(package, state, tmp_path / "it.onnx_adapter" / "peft")
+    for inside in (".", "it.onnx_adapter"):
+        with refused("file-not-written", "lies in the package"):
+            save_adapter(package, state, package.path / inside)
+    for no_name in ("a\0b", "a\0b.onnx_adapter"):
+        with refused("file-not-written", "embedded null"):
+            save_adapter(package, state, tmp_path / no_name)
     for text in (None, "notes", "[]", "{}", json.dumps({**settings, "peft_version": "0.17"})):
         (folder / CONFIG).unlink(missing_ok=True)
         if text is not None:

@@ -404,6 +404,28 @@ class TestDiff:
         for title in ("### Trained checkpoints", "### App", "### Files", "### Parameters"):
             assert title in outcome.out
 
+    @pytest.mark.parametrize(("classes", "options", "steps", "says"), [
+        (3, {}, 4, ""),
+        (3, {"optimizer": "sgd"}, 2, "reset: the optimizer changes from adamw to sgd"),
+        (5, {}, 2, "new package: 'fc.weight': its shape changes from [3, 32] to [5, 32]"),
+    ])  # fmt: skip
+    def test_a_checkpoint_goes_over(self, run, shared, tmp_path, classes, options, steps, says):
+        new, trained, out = (tmp_path / name for name in ("new", "trained", "out"))
+        model = with_values(small_model(classes=classes))
+        build_package(model, new, loss="cross_entropy", **options)
+        run(*shared.train(trained, "--epochs", 1), code=0)
+        outcome = run("carry-over", shared.package, new, trained, "--out", out, "--json", code=0)
+        found, whole = (CheckpointState.load_checkpoint(each).parameters for each in (out, trained))
+        names = outcome.json()["carried_over"]
+        assert len(names) == (6 if classes == 3 else 4)
+        for name in names:
+            np.testing.assert_array_equal(found[name].data, whole[name].data)
+        assert says in outcome.err
+        more = "train", new, "--data", shared.data, "--epochs", 1, "--resume", out, "--json"
+        assert run(*more, code=0).json()["steps"] == steps
+        again = run("carry-over", shared.package, new, trained, "--out", trained)
+        assert_refused(again, "cannot-write", "read by the same command")
+
     def test_no_package(self, run, shared, tmp_path):
         assert_refused(run("diff", shared.package, tmp_path / "absent"), "package-not-found")
         for command in (("verify", shared.model), ("diff", shared.model, shared.package)):

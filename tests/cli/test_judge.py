@@ -64,6 +64,15 @@ class TestJudge:
         assert "No device fails" in outcome.out
         assert "2 have a warning" in outcome.out
 
+    @pytest.mark.parametrize(("limit", "remark"), [
+        ('"+5 %"', ""), ('["900 MB", "+5 %"]', ""), ('"900 MB"', "--baseline is not used"),
+    ])  # fmt: skip
+    def test_a_baseline_that_no_limit_refers_to(self, run, base, budget, limit, remark):
+        budget.write_text(f"[class.android]\npeak_memory = {limit}\n")
+        outcome = run("judge", base, "--budget", budget, "--baseline", base, code=0)
+        assert remark in outcome.err
+        assert bool(remark) == bool(outcome.err)
+
     def test_without_a_baseline(self, run, base, budget):
         """Nothing fails, and nothing passes that was not judged."""
         outcome = run("judge", base, "--budget", budget, "--json", code=0)

@@ -511,6 +511,7 @@ def test_private_clients_repeat_and_all_of_them_answer(tmp_path):
     assert text_of(one[0]) == text_of(two[0])
     assert_same_bits(one[1].arrays, two[1].arrays)
     assert one[0].ends() == {"averaged": 60}  # whatever they draw
+    assert "odtpack privacy --noise 1 --samples N --batch-size 1 --epochs E" in one[0].unknown[-1]
     assert np.isfinite(one[0].rounds[0].training_loss)
 
 

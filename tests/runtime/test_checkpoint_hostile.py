@@ -209,5 +209,6 @@ def test_appended_bytes_change_nothing(small):
 def test_files_that_cannot_be_read(tmp_path):
     with refused("checkpoint-not-found"):
         read_checkpoint(tmp_path / "absent")
-    with refused("checkpoint-unreadable"):
-        read_checkpoint(tmp_path)
+    for path in (tmp_path, tmp_path / "a\0b"):
+        with refused("checkpoint-unreadable"):
+            read_checkpoint(path)

@@ -449,6 +449,11 @@ def test_a_folder_that_cannot_be_synced_is_said(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_name_that_no_file_has_is_refused(tmp_path):
+    with refused("file-not-written", "embedded null"), atomic_write(tmp_path / "a\0b"):
+        pytest.fail("it was opened")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes and sockets as files")
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
 def test_what_is_not_a_file_is_not_replaced(tmp_path, kind):

@@ -188,8 +188,9 @@ def test_texts_that_are_no_manifests(package, data):
         Package.open(package)
 
 
-def test_folders_that_are_no_packages(tmp_path):
-    for path in (tmp_path, tmp_path / "absent"):
+def test_folders_that_are_no_packages(package, tmp_path):
+    (package / "manifest.json").rename(tmp_path / "it.json")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "it.json", tmp_path / "a\0b/c"):
         with refused("package-not-found"):
             Package.open(path)
 

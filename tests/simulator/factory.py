@@ -71,7 +71,8 @@ def make_result(
         for name in (list_profiles() if names is None else names)
     ]
     content: dict[str, Any] = {
-        "tool_version": "0.1.0", "origin": Origin(), "policy": policy, "devices": devices,
+        "schema_version": 4, "tool_version": "0.1.0", "origin": Origin(), "policy": policy,
+        "devices": devices,
         "package": {
             "path": "build/digits-cnn", "manifest_sha256": "4f0c" * 16,
             "trainable_parameters": 1_205_000, "total_parameters": 1_205_000, "trained_layers": 4,

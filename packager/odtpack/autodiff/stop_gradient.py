@@ -17,6 +17,7 @@ from odtpack.graph.graphs import Ops, nodes_of, replace, typed
 
 _OP_TYPE = "StopGradient"
 STRAIGHT_THROUGH = "StraightThrough"
+_PREFIX = "stop/"
 
 
 def stop(op: Ops, value: ir.Value) -> ir.Value:
@@ -41,7 +42,7 @@ def stop_at(graph: ir.Graph, wanted: Iterable[str]) -> None:
     computed = {str(y.name): y for node in nodes_of(graph) for y in node.outputs}
     computed |= {str(v.name): v for body in graph.subgraphs() for v in body.inputs}
     known = {str(v.name): v for v in graph.inputs} | dict(graph.initializers) | computed
-    op = Ops(graph, "stop/")
+    op = Ops(graph, _PREFIX)
     for text in wanted:
         values, readers = _named(computed, text), set[ir.Node | None]()
         if not values and "@" in text:
@@ -92,7 +93,8 @@ def lower(graph: ir.Graph) -> None:
             if home is not graph and given:
                 node.op_type, node.domain = "Identity", ""  # a body gives what it computes
                 continue
-            if node.outputs[0].is_graph_output() and value.producer() is not None:
+            renamed = node.outputs[0].is_graph_output() or str(value.name).startswith(_PREFIX)
+            if renamed and own is not None:
                 value.name, node.outputs[0].name = node.outputs[0].name, value.name
             ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
             home.remove(node, safe=True)

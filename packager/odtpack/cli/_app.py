@@ -38,7 +38,7 @@ from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet
 from odtpack.cli.inspect import inspect
 from odtpack.cli.model import compare_gradients, head, import_, init, ops
-from odtpack.cli.release import diff, install, sign, verify
+from odtpack.cli.release import carry_over, diff, install, sign, verify
 
 BAD_INPUT: Final = 2
 CLOSED_PIPE: Final = 141
@@ -84,8 +84,8 @@ def _root(
 
 for _each in (
     build, fit, import_, head, init, privacy, cache_key, train, export, ort, config, install,
-    inspect, verify, sign, diff, simulate, judge, history, compare, compare_gradients, explain,
-    demo,
+    inspect, verify, sign, diff, carry_over, simulate, judge, history, compare, compare_gradients,
+    explain, demo,
 ):  # fmt: skip
     command(app)(_each)
 for _group in (adapter, data, devices, fleet, ops):

@@ -94,8 +94,12 @@ def export(
         if onnxruntime:
             written.append(stage / _ADAPTER)
             peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
-    _console.wrote(*(out / path.name for path in written))
-    return {"path": str(out), "files": [path.name for path in written]}
+    names = [path.name for path in written]
+    _console.wrote(*map(out.joinpath, names))
+    others = {peft.TENSORS, peft.CONFIG, _BASE, _ADAPTER}.difference(names)
+    if older := [name for name in sorted(others) if (out / name).exists()]:
+        _console.say(f"older files in {out}, which may be another adapter's: {', '.join(older)}")
+    return {"path": str(out), "files": names}
 
 
 def import_(package: Path, adapter: Path, *, out: Path) -> Json:

@@ -1,4 +1,4 @@
-"""``odtpack diff``, ``install``, ``sign`` and ``verify``: a package on its way to devices."""
+"""``odtpack diff``, ``carry-over``, ``install``, ``sign``, ``verify``: a package on its way out."""
 
 from __future__ import annotations
 
@@ -57,6 +57,48 @@ def diff(
             else:
                 for row in section.rows:
                     _console.say(f"  {row[0]}")
+
+
+def carry_over(old: Path, new: Path, checkpoint: Path, *, out: Path) -> Json:
+    """Carry a trained checkpoint over to a new package.
+
+    Takes what odtpack diff says: trained parameters, running statistics, and the optimizer's state
+    where the verdict is "compatible". The rest is that of the new package's checkpoint.
+
+    Parameters:
+        old OLD: Package that the checkpoint was trained with.
+        new NEW: New package.
+        checkpoint CK: Trained checkpoint.
+        out CK: Checkpoint of the new package to write.
+        json: Print what was carried over as JSON on stdout.
+
+    Examples:
+        odtpack carry-over package new-package trained.ckpt --out carried.ckpt
+        odtpack train new-package --data digits.npz --resume carried.ckpt
+    """
+    from odtpack.cli._files import check_writable
+    from odtpack.errors import some
+    from odtpack.update.diff import diff_packages
+    from odtpack_runtime import CheckpointState, Package
+    from odtpack_runtime.checkpoint import state
+
+    package = Package.open(new)
+    check_writable(out, "--out", [checkpoint], outside=package)
+    verdict = diff_packages(old, new).verdict
+    fresh = CheckpointState.load_checkpoint(package.checkpoint)
+    state.carry_over(
+        CheckpointState.load_checkpoint(checkpoint),
+        fresh,
+        verdict.carry_over,
+        optimizer_state=verdict.level == "compatible",
+    )
+    CheckpointState.save_checkpoint(fresh, out, include_optimizer_state=True)
+    _console.wrote(out)
+    if lost := [f"{each.parameter!r}: {each.why}" for each in verdict.problems]:
+        _console.warn(f"trained parameters without a place in the new package: {some(lost)}")
+    for reason in verdict.reset_reasons:
+        _console.say(f"the state of the optimizer is reset: {reason}")
+    return {"path": str(out), "level": verdict.level, "carried_over": [*verdict.carry_over]}
 
 
 def install(

@@ -169,7 +169,10 @@ def open_regular(path: Path) -> BinaryIO:
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
-    stream = open(path, "rb", opener=opener)  # noqa: SIM115 - Path.open has no opener
+    try:
+        stream = open(path, "rb", opener=opener)  # noqa: SIM115 - Path.open has no opener
+    except ValueError as error:  # no file has such a name
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
         raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
@@ -180,8 +183,10 @@ def _refuse_special(target: Path) -> None:
     """Refuse to replace what is not a file, such as a device or a pipe."""
     try:
         kind = target.stat().st_mode
-    except (OSError, ValueError):  # there is nothing, or the write says what is wrong
+    except OSError:  # there is nothing, or the write says what is wrong
         return
+    except ValueError as error:  # no file has such a name
+        raise not_written(target, OSError(errno.EINVAL, str(error))) from error
     if stat.S_ISDIR(kind):
         raise OdtpackError(
             "path-is-a-folder",

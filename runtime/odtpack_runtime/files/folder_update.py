@@ -99,9 +99,13 @@ def update_folder(
     # passes through, an `OSError` counts as such a refusal. In every case the folder is as it was,
     # unless the message says that it was written, but may not survive a power cut.
     # `update-unfinished`: it refused when the files were already being moved.
-    target = Path(folder).resolve()
+    target = Path(folder)
     made: list[Path] = []
     try:
+        try:
+            target = target.resolve()
+        except ValueError as error:  # no folder has such a name
+            raise OSError(errno.EINVAL, str(error)) from error
         finish_update(target)
         made = _make_folders(target.parent)
         stage = _make_stage(target)
@@ -138,7 +142,10 @@ def check_finished(folder: str | os.PathLike[str]) -> None:
     """Refuse to read a folder whose last write was interrupted; for commands that only read it."""
     # Nothing is changed. What looks like an update and came with the folder is ignored, and
     # reported in the log.
-    target = Path(folder).resolve()
+    try:
+        target = Path(folder).resolve()
+    except ValueError:  # no folder has such a name: whoever reads it says so
+        return
     if _unfinished(target):
         with locked(target):  # who writes it now will be done
             if _unfinished(target):

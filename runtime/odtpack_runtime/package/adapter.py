@@ -56,9 +56,15 @@ def save_adapter(
     Raises:
         OdtpackError: ``no-adapter``; ``peft-without-kind`` or ``peft-without-name`` if PEFT has
             no place for what is trained; ``nominal-state``; or ``file-not-written``, also where
-            another file would be lost.
+            another file would be lost, or the package would get a file that it does not list.
     """
     path = Path(destination)
+    with suppress(ValueError):  # no file has such a name: the write says so
+        if package.path in (path.resolve(), *path.resolve().parents):
+            raise OdtpackError(
+                "file-not-written",
+                f"{str(path)!r} lies in the package: odtpack verify refuses a further file in it",
+            )
     with state.lock:
         if state.is_nominal:
             raise nominal_error("there are no values to save")
@@ -211,7 +217,7 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
 def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read the tensors of a file of ONNX Runtime's, by name."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             source = Source(stream, "adapter", str(path))
             root = source.root(_IDENTIFIER)
             if root.integer(0, "i") != _FORMAT_VERSION:

@@ -443,14 +443,17 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     check_finished(path if path.is_dir() else path.parent)
     if path.is_file():
-        if path.suffix == ".onnx":
-            raise OdtpackError(
-                "package-not-found",
-                f"{path.name} is a model, not a package folder.",
-                where=str(path),
-                hint=f"odtpack build {shlex.quote(str(path))} --out package --loss cross_entropy",
-            )
-        return path
+        if path.name.endswith(MANIFEST_NAME):
+            return path
+        is_model = path.suffix == ".onnx"
+        raise OdtpackError(
+            "package-not-found",
+            f"{path.name} is a {'model' if is_model else 'file'}, not a package folder.",
+            where=str(path),
+            hint=f"odtpack build {shlex.quote(str(path))} --out package --loss cross_entropy"
+            if is_model
+            else None,
+        )
     candidates = [path / MANIFEST_NAME]
     if not candidates[0].is_file():
         candidates = sorted(path.glob(f"*{MANIFEST_NAME}")) if path.is_dir() else []

@@ -321,7 +321,7 @@ def model_mismatch(where: str, reason: str) -> OdtpackError:
         f"The model does not go with the checkpoint: {reason}.",
         where=where,
         hint="use the models and the checkpoint of one package, written by one odtpack build; "
-        "after an update take the trained parameters over with carry_over",
+        "after an update take the trained parameters over with carry_over (odtpack carry-over)",
     )
 
 

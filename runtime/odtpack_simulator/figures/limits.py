@@ -323,6 +323,12 @@ class Budgets:
         """All limits that hold for a device by key."""
         return self.overall() | self.narrowed(device, os_class)
 
+    def needs_baseline(self) -> bool:
+        """Whether a limit of any table is against a baseline."""
+        tables = (self.defaults, *self.classes.values(), *self.devices.values())
+        placed = (limits for each in tables for limits in self._placed((), each).values())
+        return any(limit.kind != "absolute" for limits in placed for limit in limits)
+
     def footprint(self, device: str, os_class: OsClass) -> AppFootprint | None:
         """What the app holds on a device by the narrowest table that says so; None without."""
         found = None
@@ -406,9 +412,8 @@ def make_budgets(
     except ValidationError as error:
         # Of a limit that is a table the line of its key.
         keys = {
-            path: line
-            for path, line in lines.items()
-            if len(path) <= (2 if path[:1] == ("budgets",) else 3)
+            path[: 2 if path[:1] == ("budgets",) else 3]: line
+            for path, line in reversed([*lines.items()])
         }
         says = "the budget file is wrong"
         found = wrong_file(error, _File, "budgets-invalid", says, source, keys)

@@ -371,7 +371,16 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
             f"the clients of each device are not counted one by one: there are more than "
             f"{_MOST_COUNTED:,}, and their number follows from the shares"
         )
+    if manifest.privacy is not None:
+        settings = federation.settings
+        size = manifest.fixed_batch or settings.batch_size
+        unknown.append(
+            "epsilon, which follows from a device's samples N and its rounds R: odtpack privacy "
+            f"--noise {manifest.privacy.noise_multiplier:g} --samples N "
+            f"--batch-size {size} --epochs E, E being R x {settings.epochs}"
+        )
     return FleetResult(
+        schema_version=2,
         tool_version=tool_version(),
         origin=find_origin(federation.package.path),
         package=FleetPackage(

@@ -28,7 +28,6 @@ from odtpack_simulator.result import (
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 
-SCHEMA_VERSION: Final = 2
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
 _SHA256: Final = "^[0-9a-f]{64}$"
 Setting = bool | int | float | Text | list[int | float | Text] | None
@@ -230,7 +229,7 @@ class FleetResult(Part):
     checks are those of the seed that keeps each worst. It is empty where only one was played.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2]
     tool_version: Text
     origin: Origin
     package: FleetPackage

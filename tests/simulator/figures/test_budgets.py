@@ -255,7 +255,7 @@ def test_the_help_is_of_the_key(text, line):
     ("days = 1", "write it below [budgets]"),
 ])  # fmt: skip
 def test_the_help_says_where_a_table_or_a_key_belongs(text, hint):
-    with refused("budgets-invalid", hint=hint):
+    with refused("budgets-invalid", hint=hint, where="ci/budgets.toml:1"):
         parse(text)
 
 

@@ -103,6 +103,8 @@ def mutated(**changes: object) -> str:
     ("[" * 100_000, "is not JSON: recursion"),
     ('{"rounds": []}', "this is a result of odtpack fleet run"),
     ("null", "must be a table"),
+    (make_result(["google/pixel-8a"]).to_json().replace('  "schema_version": 4,', ""),
+     "schema_version: is missing"),
     ("", "is not JSON: EOF"),
 ])  # fmt: skip
 def test_hostile_result_files(tmp_path, text, message):

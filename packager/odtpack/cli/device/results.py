@@ -13,7 +13,7 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
 from odtpack.cli._options import Json
-from odtpack.cli.device.simulate import fails, say_suggestion
+from odtpack.cli.device.simulate import fails, read_baseline, say_suggestion
 
 if TYPE_CHECKING:
     from odtpack_simulator.figures.compare import Comparison
@@ -61,7 +61,7 @@ def judge(
 
     read = [sim.load_result(path) for path in results]
     budgets = _budgets(budget, read)
-    base = None if baseline is None else sim.load_result(baseline)
+    base = read_baseline(baseline, *budgets)
     for text in badge or ():
         if Path(text).suffix not in _BADGES:
             what = f"--badge {text!r} ends with neither .svg nor .json"

@@ -119,7 +119,7 @@ def simulate(
         outside=opened,
         inputs=[data, evaluation, budget, baseline, read.path if read else None, *own],
     )
-    before = None if baseline is None else sim.load_result(baseline)
+    before = read_baseline(baseline, budgets)
     policy = make_policy(
         state=state,
         entitled=entitled,
@@ -174,7 +174,7 @@ def simulate(
     _console.warn(*of_simulation(result))
     write_reports(result, report or [])
     if budgets is None:
-        say_suggestion(result)
+        say_suggestion(result, baseline=before is not None)
     return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
@@ -208,6 +208,15 @@ def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> N
         )
     _console.say()
     _console.lines(sim.suggest_budget(result, baseline=baseline))
+
+
+def read_baseline(path: Path | None, *budgets: sim.Budgets | None) -> sim.SimulationResult | None:
+    """The result that --baseline names; a warning if no limit refers to it."""
+    if path is None:
+        return None
+    if not any(each is None or each.needs_baseline() for each in budgets):
+        _console.warn('--baseline is not used: no limit of the budgets is like "+5 %"')
+    return sim.load_result(path)
 
 
 def fails(result: sim.SimulationResult | FleetResult, *, strict: bool) -> bool:
