@@ -7,8 +7,6 @@ and a fast one. A figure's interval spans the three. ``docs/campaign.md`` lists
 what is assumed, and why.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ it would have judged is "not judged". Losses that are not finite are null too,
 because a diverged training must be reportable in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -223,7 +221,7 @@ class DeviceLatency(Part):
     not_judged: Text | None = None
 
     @model_validator(mode="after")
-    def _figure_or_reason(self) -> DeviceLatency:
+    def _figure_or_reason(self) -> Self:
         if self.step_ms is None and not self.not_judged:
             msg = "latency without step_ms needs not_judged, the reason"
             raise ValueError(msg)
@@ -263,7 +261,7 @@ class PredictedMemory(Part):
     breakdown: MemoryBreakdown
 
     @model_validator(mode="after")
-    def _parts_sum_to_peak(self) -> PredictedMemory:
+    def _parts_sum_to_peak(self) -> Self:
         if self.breakdown.total != self.peak_bytes:
             msg = f"the breakdown sums to {self.breakdown.total}, the peak is {self.peak_bytes}"
             raise ValueError(msg)

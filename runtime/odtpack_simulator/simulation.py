@@ -5,8 +5,6 @@ training, one timing, one interrupted training, and the few replays that settle 
 memory limits near the peak. Everything about a device is then judged from these.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

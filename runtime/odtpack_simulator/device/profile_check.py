@@ -4,8 +4,6 @@ Reading a profile already refuses what cannot be true. What is here can be true 
 most often is not: it makes a warning, never an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final

@@ -15,8 +15,6 @@
    fails at level "warn" as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -11,8 +11,6 @@ Devices share limits, those of all of them or of an operating system, as far as 
 file short: a few devices have tables of their own, many are grouped together.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -20,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -336,7 +334,7 @@ class Budgets:
         """The same, or what is taken for an app of the device's system."""
         return self.footprint(profile.name, profile.os) or default_footprint(profile)
 
-    def only(self, devices: Iterable[str]) -> Budgets:
+    def only(self, devices: Iterable[str]) -> Self:
         """The same without the tables of other devices."""
         return replace(self, devices={k: self.devices[k] for k in devices if k in self.devices})
 

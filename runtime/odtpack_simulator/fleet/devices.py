@@ -1,7 +1,5 @@
 """Models of device in a fleet, and what a round costs on each."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Simulate a federation: rounds on the virtual clock, in which the clients really train."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -3,15 +3,13 @@
 The declarations below are what the file is checked by, and ``docs/fleet.md`` is made from them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -125,7 +123,7 @@ class DataTable(_Table):
     samples alike. Needs a package that classifies; a label that its loss ignores is no class."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> DataTable:
+    def _in_order(self) -> Self:
         _ordered(self.samples)
         return self
 
@@ -144,7 +142,7 @@ class AvailabilityTable(_Table):
     `state_traces.json`. Each client is one of its devices."""
 
     @model_validator(mode="after")
-    def _one_model(self) -> AvailabilityTable:
+    def _one_model(self) -> Self:
         if self.trace is not None and (self.idle or self.charging or self.unmetered):
             msg = "a trace takes the place of idle, charging and unmetered: leave out one of them"
             raise ValueError(msg)
@@ -235,7 +233,7 @@ class FederationTable(_Table):
     """Updates longer than this many times the round's median are refused, as is NaN."""
 
     @model_validator(mode="after")
-    def _enough(self) -> FederationTable:
+    def _enough(self) -> Self:
         if self.minimum > self.clients:
             msg = f"minimum is {self.minimum}, more than the {self.clients} clients of a round"
             raise ValueError(msg)
@@ -282,7 +280,7 @@ class TrafficTable(_Table):
     """What a device takes while it sends or receives. Without it that energy is not counted."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> TrafficTable:
+    def _in_order(self) -> Self:
         _ordered(self.down)
         _ordered(self.up)
         return self
@@ -311,7 +309,7 @@ class FleetBudgets(_Table):
     """Whether it must learn: the loss on the held-out samples must fall by more than its noise."""
 
     @model_validator(mode="after")
-    def _until_what(self) -> FleetBudgets:
+    def _until_what(self) -> Self:
         if self.accuracy is None and (self.rounds is not None or self.days is not None):
             msg = "rounds and days count until an accuracy is reached: set accuracy as well"
             raise ValueError(msg)
@@ -335,7 +333,7 @@ class FleetFile(_Table):
     """Goals, and limits on costs."""
 
     @model_validator(mode="after")
-    def _fills(self) -> FleetFile:
+    def _fills(self) -> Self:
         clients = self.population.clients
         for name in ("buffer", "minimum"):
             count = getattr(self.federation, name)

@@ -3,8 +3,6 @@
 How figures are judged is the business of :mod:`odtpack_simulator.figures`.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Its figures and checks are in :mod:`odtpack_simulator.fleet.judge`.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

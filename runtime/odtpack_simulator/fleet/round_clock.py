@@ -6,8 +6,6 @@ A pure function of the population, the devices and the time: nothing is trained.
 that is chosen comes to exactly one end.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

@@ -1,12 +1,10 @@
 """Where a simulated federation stands after a round, in one file, from which it goes on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +88,7 @@ class FleetState:
             )
 
     @classmethod
-    def load(
-        cls, path: Path, run: str, initial: Arrays, server: Arrays, fleet: FleetFile
-    ) -> FleetState:
+    def load(cls, path: Path, run: str, initial: Arrays, server: Arrays, fleet: FleetFile) -> Self:
         """Read a state."""
         if not path.is_file():
             raise _wrong(path, "there is none")

@@ -5,8 +5,6 @@ product, a large copy, and chains of operators with nothing to do. A rate is the
 best of many runs, as is usual for what a machine can reach (STREAM does so).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Device profiles from measurements, and the files of measurements that kits' benchmarks write."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -12,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import onnxruntime
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -107,7 +105,7 @@ class Sustained(Part):
     gemm_flops: _Rates
 
     @model_validator(mode="after")
-    def _in_order(self) -> Sustained:
+    def _in_order(self) -> Self:
         if len(self.seconds) != len(self.gemm_flops):
             msg = f"has {len(self.seconds)} times and {len(self.gemm_flops)} rates"
             raise ValueError(msg)
@@ -169,7 +167,7 @@ class DeviceMeasurements(Part):
     gpu_operator_seconds: _Times = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _limit_within_memory(self) -> DeviceMeasurements:
+    def _limit_within_memory(self) -> Self:
         limit, memory = self.memory_limit_bytes, self.memory_bytes
         if limit is not None and memory is not None and limit > memory:
             msg = f"grants the app {limit} bytes of a device that has {memory}"

@@ -17,8 +17,6 @@ node that reads any tensor in it: between two tensors that share it by rule 4 it
 stays allocated. What is not read is freed only at the end of the run.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

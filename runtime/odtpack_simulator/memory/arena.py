@@ -16,12 +16,10 @@ a chunk: the system gives memory when it is written to. For every :data:`UNIT` b
 the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
@@ -61,7 +59,7 @@ class Arena:
     _pages_end: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, session: SessionInfo | None) -> Arena:
+    def of(cls, session: SessionInfo | None) -> Self:
         """The arena that the sessions of a package share, by what its manifest says."""
         if session is None:
             return cls()

@@ -7,8 +7,6 @@ profile gives the bytes in use before, during and after a node; the tests repeat
 that for the operators that training graphs contain.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

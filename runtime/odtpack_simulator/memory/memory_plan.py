@@ -22,8 +22,6 @@ the package's own models, a frozen layer with the training model without its gra
 optimizer without state with a model of plain SGD.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

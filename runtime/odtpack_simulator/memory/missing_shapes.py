@@ -6,8 +6,6 @@ at all. Most of these behave like an ONNX operator of the same name. What comes
 after them is inferred again, sizes that the graph itself computes included.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence

@@ -3,8 +3,6 @@
 :mod:`odtpack_simulator.memory.memory_plan` makes the plan.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, Self
 
 import numpy as np
 import onnx
@@ -108,7 +106,7 @@ class MemoryPlan:
     unknown: tuple[str, ...]  # Tensors whose size depends on data; they are estimates
     unbounded: bool = False  # Whether what a Loop keeps does: nothing stands for it
 
-    def bounded(self) -> MemoryPlan:
+    def bounded(self) -> Self:
         """The plan, if it says what a training takes at most."""
         if self.unbounded:
             raise OdtpackError(

@@ -13,8 +13,6 @@ allocation fails, in ONNX Runtime as in Python. ``RLIMIT_AS`` would count the
 address space that libraries and thread stacks reserve and never use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

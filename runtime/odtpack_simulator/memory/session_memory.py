@@ -11,8 +11,6 @@ them, and on networks whose layers are frozen in part or all but the last. A bra
 constant of 4 MB that was folded in it takes these, and as much again for a rearranged copy.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

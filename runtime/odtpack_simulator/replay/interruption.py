@@ -7,8 +7,6 @@ gives its memory back and starts anew. At the end every parameter, running stati
 is compared, bit by bit, with those of an uninterrupted training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -14,8 +14,6 @@ Being ended is a result. :class:`Limiter` is the parent's side of all three, and
 :func:`hold_memory` the child's.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
@@ -24,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from odtpack_simulator.memory.process_memory import limit_memory, memory_status
 
@@ -54,7 +52,7 @@ class Limiter:
             with suppress(OSError):
                 self._group = make_group(limit_bytes)
 
-    def __enter__(self) -> Limiter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

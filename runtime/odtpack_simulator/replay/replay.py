@@ -1,7 +1,5 @@
 """Trains a package in a process of its own, within a memory limit if asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -5,8 +5,6 @@ share a row, as do checks alike; a figure that does not depend on the device is 
 devices whose verdict changed have rows of their own, before the others.
 """
 
-from __future__ import annotations
-
 import itertools
 import textwrap
 from collections import Counter

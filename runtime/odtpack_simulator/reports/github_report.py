@@ -10,8 +10,6 @@ warnings and ten errors of a step, fifty of a job), and the runner's
 ``ActionCommand`` for what is escaped.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One page about many results: the trend of each device and budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final

@@ -4,8 +4,6 @@
 :class:`Report`; every format, and the console, draws one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

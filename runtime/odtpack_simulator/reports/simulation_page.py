@@ -1,7 +1,5 @@
 """The sections of the page on a simulation: memory, latency, learning and interruptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from statistics import quantiles

@@ -5,8 +5,6 @@ pixels. A drawing therefore stretches with the page while its labels stay
 readable, on a phone as on a desk.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

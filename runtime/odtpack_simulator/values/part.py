@@ -1,7 +1,5 @@
 """The base of all that pydantic checks, and its errors as one line a person can act on."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -6,8 +6,6 @@ limited here. Steps are timed first without a profile; a second session then
 profiles a few more to see where the time goes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
