@@ -271,8 +271,7 @@ def run_campaign(
         msg = f"needs the steps of {policy.pieces} pieces, at least 1 for each, found {steps}"
         raise ValueError(msg)
     if any(point.step > sum(steps) for point in curve):
-        msg = f"an evaluation lies beyond step {sum(steps)}, the last"
-        raise ValueError(msg)
+        raise ValueError(f"an evaluation lies beyond step {sum(steps)}, the last")
     figures = _Figures()
     period = _nanoseconds(86_400 / policy.sessions_per_day)
 

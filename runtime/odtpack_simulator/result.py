@@ -223,11 +223,9 @@ class DeviceLatency(Part):
     @model_validator(mode="after")
     def _figure_or_reason(self) -> Self:
         if self.step_ms is None and not self.not_judged:
-            msg = "latency without step_ms needs not_judged, the reason"
-            raise ValueError(msg)
+            raise ValueError("latency without step_ms needs not_judged, the reason")
         if self.step_ms and not (self.first_step_ms and self.session_creation_ms):
-            msg = "latency with step_ms needs first_step_ms and session_creation_ms"
-            raise ValueError(msg)
+            raise ValueError("latency with step_ms needs first_step_ms and session_creation_ms")
         return self
 
 
@@ -740,8 +738,7 @@ class Subject:
     def on(self) -> DeviceResult:
         """The device."""
         if self.device is None:
-            msg = "this metric is read from a device"
-            raise ValueError(msg)
+            raise ValueError("this metric is read from a device")
         return self.device
 
 

@@ -108,8 +108,7 @@ class MemoryFigures(Strict):
         for key in ("app_limit_foreground", "app_limit_background", "app_limit_entitled"):
             limit = bounds(getattr(self, key), "bytes")
             if ram and limit and limit.typical > ram.typical:
-                msg = f"{key} is more than ram"
-                raise ValueError(msg)
+                raise ValueError(f"{key} is more than ram")
         return self
 
 
@@ -148,8 +147,7 @@ class CpuFigures(Strict):
     def _efficiency_is_an_interval(self) -> CpuFigures:
         efficiency = self.gemm_efficiency
         if isinstance(efficiency, Quantity) and efficiency.low is None:
-            msg = "gemm_efficiency needs low and high: it is never known as a point"
-            raise ValueError(msg)
+            raise ValueError("gemm_efficiency needs low and high: it is never known as a point")
         return self
 
     @model_validator(mode="after")

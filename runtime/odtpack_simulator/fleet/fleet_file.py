@@ -50,11 +50,9 @@ class Quantity:
             raise ValueError(msg[:200])
         number = parse_quantity(value, self.dimension)
         if self.positive and not number > 0:
-            msg = f"must be more than nothing, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must be more than nothing, found {value!r}"[:200])
         if self.least is not None and number < parse_quantity(self.least, self.dimension):
-            msg = f"must be at least {self.least}, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must be at least {self.least}, found {value!r}"[:200])
         return number
 
 
@@ -98,8 +96,7 @@ class _Table(Part):
         if info.field_name != "learns" and any(
             isinstance(each, bool) for each in (value if isinstance(value, list) else [value])
         ):
-            msg = f"must not be true or false, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must not be true or false, found {value!r}"[:200])
         return value
 
 
@@ -252,8 +249,7 @@ class FederationTable(_Table):
             msg = "fedavg takes no server_learning_rate: it is one of fedavgm and fedadam"
             raise ValueError(msg)
         if self.strategy != "fedavgm" and self.server_momentum is not None:
-            msg = f"{self.strategy} takes no server_momentum: it is one of fedavgm"
-            raise ValueError(msg)
+            raise ValueError(f"{self.strategy} takes no server_momentum: it is one of fedavgm")
         return self
 
     def evaluated(self, number: int) -> bool:

@@ -107,11 +107,9 @@ class Sustained(Part):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if len(self.seconds) != len(self.gemm_flops):
-            msg = f"has {len(self.seconds)} times and {len(self.gemm_flops)} rates"
-            raise ValueError(msg)
+            raise ValueError(f"has {len(self.seconds)} times and {len(self.gemm_flops)} rates")
         if self.seconds != sorted(self.seconds):
-            msg = "needs times in rising order"
-            raise ValueError(msg)
+            raise ValueError("needs times in rising order")
         return self
 
 
@@ -170,8 +168,7 @@ class DeviceMeasurements(Part):
     def _limit_within_memory(self) -> Self:
         limit, memory = self.memory_limit_bytes, self.memory_bytes
         if limit is not None and memory is not None and limit > memory:
-            msg = f"grants the app {limit} bytes of a device that has {memory}"
-            raise ValueError(msg)
+            raise ValueError(f"grants the app {limit} bytes of a device that has {memory}")
         return self
 
 

@@ -25,8 +25,7 @@ class Part(BaseModel):
 
 def _number(value: object) -> object:
     if isinstance(value, bool):  # Python takes true for 1
-        msg = f"must be a whole number, found {shown_value(value)}"
-        raise ValueError(msg)
+        raise ValueError(f"must be a whole number, found {shown_value(value)}")
     return value
 
 
