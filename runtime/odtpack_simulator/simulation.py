@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +44,7 @@ from odtpack_simulator.memory.memory_plan import MEMORY_CHECKS, plan_changes, pl
 from odtpack_simulator.memory.planning import MemoryPlan, held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS, interrupt
-from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, Message, make_sample_plan
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, Message, SamplePlan, make_sample_plan
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
     HELD_STEPS,
@@ -86,51 +85,29 @@ from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.units import Quantity, format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SettleTask:
-    """Hold the training to the memory limits that the plan fits; see :func:`check_limits`."""
+def _interrupted(job: Job, options: dict[str, int]) -> tuple[InterruptionInfo, Mapping[str, int]]:
+    """How :func:`interrupt` went, and peaks by phase of a process that resumed."""
+    begun: list[int] = []
+    resumed: dict[str, int] = {}
 
-    job: Job
-    limits: tuple[int, ...]
-    planned: int  # Planned peak in bytes
+    def take(message: Message) -> None:
+        """Listen for a process that begins with a checkpoint, and is not warned."""
+        match message["event"]:
+            case "started":
+                begun.clear()
+            case "begun":
+                begun.append(message["step"])
+            case "trained" if len(begun) == 1 and begun[0] > 0:
+                resumed.clear()
+                resumed.update(resumed_phases(message["phase_peaks"]))
 
-    def run(self) -> Mapping[int, LimitOutcome]:
-        """For each limit near the peak, the replay that settles it."""
-        return check_limits(self.job, self.limits, self.planned)
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptTask:
-    """Interrupt a training and compare it with an undisturbed one; see :func:`interrupt`."""
-
-    job: Job
-    seed: int
-    count: int
-    save_every: int
-
-    def run(self) -> tuple[InterruptionInfo, Mapping[str, int]]:
-        """How it went, and peaks by phase of a process that went on from a checkpoint."""
-        begun: list[int] = []
-        resumed: dict[str, int] = {}
-
-        def take(message: Message) -> None:
-            """Listen for a process that begins with a checkpoint, and is not warned."""
-            match message["event"]:
-                case "started":
-                    begun.clear()
-                case "begun":
-                    begun.append(message["step"])
-                case "trained" if len(begun) == 1 and begun[0] > 0:
-                    resumed.clear()
-                    resumed.update(resumed_phases(message["phase_peaks"]))
-
-        more = {"seed": self.seed, "count": self.count, "save_every": self.save_every}
-        return interrupt(self.job, **more, on_message=take), resumed
+    return interrupt(job, **options, on_message=take), resumed
 
 
-def run_task(task: SettleTask | InterruptTask) -> Any:
-    """Run one task: the work of an executor."""
-    return task.run()
+def _run_task(task: tuple[Any, ...]) -> Any:
+    """Call a function with arguments: the work of an executor."""
+    function, *arguments = task
+    return function(*arguments)
 
 
 MOST_STEPS: Final = 10_000
@@ -274,24 +251,24 @@ def simulate(
             raise OdtpackError(
                 "replay-killed", f"The training was killed without any limit set: {free.detail}."
             )
-        tasks: list[SettleTask | InterruptTask] = []
+        tasks: list[tuple[Any, ...]] = []
         for number, use in enumerate(plans):
             rooms = {m.room_bytes for m, each in zip(memories, own, strict=True) if each == use}
             held = with_sessions(_within(job, f"limits-{number}"), opened, use)
-            limits = tuple(sorted(filter(None, rooms)))
-            tasks.append(SettleTask(held, limits, plans[use].peak.nbytes))
+            limits = tuple(filter(None, rooms))
+            tasks.append((check_limits, held, limits, plans[use].peak.nbytes))
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
-            tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
+            options = {"seed": seed, "count": interruptions, "save_every": every}
+            tasks.append((_interrupted, _within(whole, "kills"), options))
         reporter.begin("replaying", steps=len(tasks))
         done = (executor or LocalExecutor()).map(
-            run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
+            _run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
     interrupted, resumed = done[-1] if interruptions else (None, {})
     phases = highest(free.phase_peaks, resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = dict(zip(plans, done, strict=False))
-    by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
         origin=find_origin(package.path),
@@ -328,10 +305,9 @@ def simulate(
                 plans[use],
                 measured if use == most else None,
                 free,
-                settled[use],
+                settled[use].get(memory.room_bytes or 0),
                 timings[use.work],
-                by_piece,
-                whole_schedule.mean_step,
+                whole_schedule,
                 threads,
             )
             for profile, use, memory in zip(profiles, own, memories, strict=True)
@@ -533,24 +509,19 @@ def _device_result(
     policy: Policy,
     memory: DeviceMemory,
     plan: MemoryPlan,
-    measured: int | None,
+    measured: int | None,  # Peak of the free training, if it ran as it does here
     free: ReplayResult,
-    settled: Mapping[int, LimitOutcome],
+    held: LimitOutcome | None,  # How a training goes in the memory that is left for it
     timing: HostTiming,
-    steps: Sequence[int],
-    mean_step: float,
+    schedule: SamplePlan,
     threads: int,
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run."""
     # `memory`: What it is before anything has run.
-    # `mean_step`: What a step takes on average, as a share of the largest one, which is timed.
-    # `measured`: Peak of the free training, if it ran as it does here.
-    # `settled`: The limits that replays were held to: what is left for a training.
-    held = settled.get(memory.room_bytes) if memory.room_bytes is not None else None
     latency = carry(timing, profile, threads)
     step = latency.step_ms
-    # A window of the background must hold the largest step.
-    share = mean_step if policy.state == "foreground" else 1.0
+    # The largest step is timed, and a window of the background must hold it.
+    share = schedule.mean_step if policy.state == "foreground" else 1.0
     return DeviceResult(
         name=profile.name,
         title=profile.title,
@@ -563,7 +534,7 @@ def _device_result(
             profile,
             latency.model_copy(update={"step_ms": step and step.scaled(share)}),
             policy,
-            steps=steps,
+            steps=schedule.steps_by_piece(),
             checkpoint_bytes=timing.checkpoint_bytes,
             curve=free.curve,
         ),

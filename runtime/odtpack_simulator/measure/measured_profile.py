@@ -19,8 +19,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure.calibration import (
     GpuRates,
-    Operator,
-    bound_operators,
+    bound_model,
     copy_bandwidth,
     gemm_flops,
     measure_gpu,
@@ -610,9 +609,8 @@ def conv_flops(threads: int, effort: Effort) -> float:
 def _convolution(
     batch: int, inputs: int, outputs: int, side: int, threads: int, effort: Effort
 ) -> float:
-    convolution = Operator("Conv", ["images", "weight"], "result", {"pads": [1, 1, 1, 1]})
-    work = bound_operators(
-        [convolution],
+    work = bound_model(
+        "y = Conv <pads = [1, 1, 1, 1]> (images, weight)",
         {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
         (batch, outputs, side, side),
         threads,

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 from onnx import TensorProto, helper
 
@@ -506,15 +507,12 @@ def nchwc_block() -> int:
     """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16."""
     # Found by optimizing a convolution with 24 output channels and looking to how many its weight
     # was padded.
-    weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [weight],
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13]>
+        probe (float[1, 16, 8, 8] x) => (float[] y) { y = Conv (x, w) }"""
     )
-    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
+    weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
+    model.graph.initializer.append(weight)
     with scratch_folder("plan") as folder:
         path = Path(folder) / "probe.onnx"
         options = onnxruntime.SessionOptions()
