@@ -43,8 +43,10 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
+from odtpack_runtime.training.optimizer import state_layout
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
+from odtpack_simulator.memory.allocation import allocated_size
 from odtpack_simulator.memory.arena import Arenas, SessionUse, sharing_of
 from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.planning import Item, MemoryPlan, Phase
@@ -191,7 +193,9 @@ class ArenaPlans:
         adds, update = self.manifest.accumulation_steps > 1, self.update
         written = moments if update is None else ()
         ungraded = [*self.fed, *models.afresh.kept]
-        added = [*running, *(planning.gradients_copy(self.manifest.parameters) if adds else ())]
+        # A step that adds to gradients is undone with a copy of them, from the first such step on.
+        copy = adds * sum(item.nbytes for item in self.gradients)
+        added = [*running, Item("copy of the accumulated gradients", copy, "gradients")]
         # Where batches differ, an arena still grows in later passes.
         for number in range(_PASSES if models.left and not self.once else 1):
             if resumed or number:  # the moments were read or written
@@ -318,7 +322,10 @@ def plan_arenas(
     woken = sum(threads > 1 and session_memory.divides_work(each.graph) for each in ran)
     scratch = session_memory.scratch_bytes([each.graph for each in ran], threads)
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
-    parameters = list(planning.parameter_items(manifest.parameters))
+    flat = [(p.name, p.role, planning.flat_bytes(p)) for p in manifest.parameters]
+    parameters = [Item(name, nbytes, "parameters") for name, _, nbytes in flat]
+    # What a step whose loss is not finite is undone with.
+    statistics = sum(nbytes for _, role, nbytes in flat if role == "state")
     work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
     ends = models.afresh.ends + models.held_out[0].ends
     bindings = values = 0
@@ -346,13 +353,31 @@ def plan_arenas(
             *(process, _threads(threads, len(sessions), woken)),
             *(item for session in sessions for item in session.items),
             *parameters,
-            *planning.batch_items(manifest, shapes),
-            *planning.statistics_copy(manifest.parameters),
+            *(
+                Item(
+                    spec.name,
+                    allocated_size(math.prod(shapes[spec.name]) * spec.dtype.itemsize),
+                    "inputs",
+                )
+                for spec in manifest.input_specs()
+            ),
+            Item("copy of the running statistics", statistics, "parameters"),
             Item("values of a run", max(0, values), "session"),
-            *((Item("native kernels at work", scratch, "session"),) if scratch else ()),
+            Item("native kernels at work", scratch, "session"),
         ],
-        gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
-        moments=list(planning.state_items(contract, layout)),
+        gradients=[
+            Item(f"{planning.GRADIENT}{name}", nbytes, "gradients")
+            for name, role, nbytes in flat
+            if role == "trainable" and not is_whole
+        ],
+        moments=[
+            Item(
+                f"moment {index + 1} of all parameters",
+                state_layout(layout, contract, index).nbytes,
+                "optimizer_state",
+            )
+            for index in range(len(contract.state))
+        ],
         threads=threads,
         once=steps == 1,
     )

@@ -28,7 +28,6 @@ from odtpack_runtime.session.graph_signature import (
     RESET_NAME,
 )
 from odtpack_runtime.session.segments import segment_name
-from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_simulator.device.kits import MAPPING_KITS, Kit
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
@@ -207,13 +206,6 @@ def flat_layout(manifest: Manifest) -> Layout:
     return Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
 
 
-def state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
-    """What the optimizer keeps, a vector each."""
-    for index in range(len(contract.state)):
-        nbytes = state_layout(layout, contract, index).nbytes
-        yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
-
-
 def moved(layout: Layout, copies: int) -> Iterable[Item]:
     """What is moved into a flat buffer exists twice, one parameter's after the other's."""
     largest = max(layout.slots, key=lambda slot: slot.nbytes, default=None)
@@ -222,35 +214,9 @@ def moved(layout: Layout, copies: int) -> Iterable[Item]:
         yield Item(f"{largest.name} as it was read", nbytes, "parameters")
 
 
-def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
-    """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
-    for parameter in parameters:
-        dtype = np.dtype(parameter.dtype)
-        yield parameter.name, Layout.pack([(parameter.name, parameter.shape, dtype)]).nbytes
-
-
-def parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """All parameters."""
-    return (Item(name, nbytes, "parameters") for name, nbytes in _slots(parameters))
-
-
-def gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """Gradients of the trained ones."""
-    trainable = (p for p in parameters if p.role == "trainable")
-    return (Item(f"{GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
-
-
-def statistics_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """What a step whose loss is not finite is undone with: a copy of the running statistics."""
-    slots = _slots(p for p in parameters if p.role == "state")
-    if nbytes := sum(nbytes for _, nbytes in slots):
-        yield Item("copy of the running statistics", nbytes, "parameters")
-
-
-def gradients_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """The same where a step adds to gradients, from the first such step on."""
-    if nbytes := sum(item.nbytes for item in gradient_items(parameters)):
-        yield Item("copy of the accumulated gradients", nbytes, "gradients")
+def flat_bytes(parameter: ParameterInfo) -> int:
+    """The bytes that a parameter takes in a flat buffer, the gap after it included."""
+    return Layout.pack([(parameter.name, parameter.shape, np.dtype(parameter.dtype))]).nbytes
 
 
 def exported(manifest: Manifest) -> Iterable[Item]:
@@ -266,13 +232,6 @@ def exported(manifest: Manifest) -> Iterable[Item]:
         if p.name in manifest.inference.parameters and (p.scale or p.model_dtype)
     )
     yield Item("a parameter in the model's type", max(converted, default=0), "activations")
-
-
-def batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
-    """One batch of every input."""
-    for spec in manifest.input_specs():
-        nbytes = int(np.prod(shapes[spec.name], dtype=np.int64)) * spec.dtype.itemsize
-        yield Item(spec.name, allocated_size(nbytes), "inputs")
 
 
 # Frozen weights of segments that a kit holds in memory, as it cannot map their file.
@@ -528,27 +487,23 @@ def plan_segments(
     """Plan the passes of a package of segments, of batches of these shapes."""
     models = _Models(package, info, threads, load)
 
-    def forth_and_back(shapes: Mapping[str, Sequence[int]], *, afresh: bool) -> Pass:
-        work = _PassOf(models, shapes, {RESET_NAME: afresh})
+    def through(shapes: Mapping[str, Sequence[int]], afresh: bool | None = None) -> Pass:
+        """Forth and back; forth alone in an evaluation, which has no gradients to begin."""
+        evaluates = afresh is None
+        work = _PassOf(models, shapes, {} if afresh is None else {RESET_NAME: afresh})
         for segment in info.segments:
             work.run(segment.forward, segment.names)
-        work.run(package.training_model.name, {}, ends=True)
-        for segment in reversed(info.segments):
+        last = package.eval_model if evaluates else package.training_model
+        work.run(last.name, {}, ends=True)
+        for segment in () if evaluates else reversed(info.segments):
             if segment.backward is not None:
                 work.run(segment.backward, segment.names, gradient=True)
         return work.done()
 
-    def forth(shapes: Mapping[str, Sequence[int]]) -> Pass:
-        work = _PassOf(models, shapes)
-        for segment in info.segments:
-            work.run(segment.forward, segment.names)
-        work.run(package.eval_model.name, {}, ends=True)
-        return work.done()
-
-    afresh, adding = (forth_and_back(trained[0], afresh=afresh) for afresh in (True, False))
-    last = package.manifest.accumulation_steps == 1
-    left = tuple(forth_and_back(shapes, afresh=last) for shapes in trained[1:])
-    held_out = tuple(forth(shapes) for shapes in evaluated)
+    afresh, adding = through(trained[0], True), through(trained[0], False)
+    alone = package.manifest.accumulation_steps == 1
+    left = tuple(through(shapes, alone) for shapes in trained[1:])
+    held_out = tuple(map(through, evaluated))
     names = [name for name in info.files() if name != info.weights]
     training = [models.sessions[name] for name in (*names, package.training_model.name)]
     evaluation = models.sessions[package.eval_model.name]
@@ -602,9 +557,9 @@ class _PassOf:
         self,
         models: _Models,
         shapes: Mapping[str, Sequence[int]],
-        conditions: Mapping[str, bool] | None = None,
+        conditions: Mapping[str, bool],
     ) -> None:
-        self._models, self._conditions = models, conditions or {}
+        self._models, self._conditions = models, conditions
         self._known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
         self._runs: list[Run] = []
         self._kept: dict[str, int] = {}
@@ -613,11 +568,11 @@ class _PassOf:
 
     def done(self) -> Pass:
         """The pass."""
-        kept, passing = (
+        held = (
             tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
             for values in (self._kept, self._passing)
         )
-        return Pass(tuple(self._runs), kept, passing)
+        return Pass(tuple(self._runs), *held)
 
     def run(
         self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
