@@ -208,8 +208,7 @@ class RoundClock:
         session = device.session(steps)
         traffic = self.population.fleet.traffic
         payload = math.ceil(self.payload * traffic.compression)
-        down = 0 if device.ideal else math.ceil(payload / client.down_rate() * NS)
-        up = 0 if device.ideal else math.ceil(payload / client.up_rate() * NS)
+        down, up = (0 if device.ideal else math.ceil(payload / r * NS) for r in client.rates())
         trained = down + session.duration
         finish = trained + up
         # What cuts it off, and when; the first of all counts.

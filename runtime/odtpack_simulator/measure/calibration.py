@@ -150,7 +150,7 @@ def _parsed(nodes: str, inputs: str, result: str) -> bytes:
     from onnx import parser
 
     head = f'<ir_version: 8, opset_import: ["": 13]> calibration ({inputs}) => ({result})'
-    return parser.parse_model(f"{head} {{ {nodes} }}").SerializeToString()
+    return bytes(parser.parse_model(f"{head} {{ {nodes} }}").SerializeToString())
 
 
 def bound_model(
