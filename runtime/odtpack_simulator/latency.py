@@ -410,8 +410,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         device = gpu_rates(profile, device)
     if isinstance(device, str) or host.steady.busy is not None:
         why = device if isinstance(device, str) else host.steady.busy
-        basis = "host times operator by operator"
-        return DeviceLatency(step_ms=None, basis=basis, not_judged=why)
+        return DeviceLatency(step_ms=None, basis="host times operator by operator", not_judged=why)
     core = core_ratio(host, device)
     memory = _over(host.calibration.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
@@ -429,8 +428,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         """A checkpoint's way through the storage, and the processor's part in it."""
         if rate is None:
             return None
-        moved = _over(1e3 * host.checkpoint_bytes, rate)
-        return _sum((moved, _hull(core, memory).scaled(cpu_ms)))
+        return _sum((_over(1e3 * host.checkpoint_bytes, rate), _hull(core, memory).scaled(cpu_ms)))
 
     creation = [core.scaled(host.session_creation.cpu_ms)]
     creation += [] if reading is None else [_over(1e3 * host.model_bytes, reading)]
@@ -502,8 +500,7 @@ def group_ratio(
 def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[ClassTime]:
     parts: dict[OperatorClass, list[Interval]] = {"compute": [], "memory": [], "other": []}
     for group in host.groups:
-        carried = group_ratio(group, host, device, core).scaled(group.ms)
-        parts[group.operator_class].append(carried)
+        parts[group.operator_class].append(group_ratio(group, host, device, core).scaled(group.ms))
     parts["other"].append(core.scaled(host.rest_ms))
     here = host.class_ms()
     return [
@@ -602,8 +599,7 @@ def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | s
     found = [each for each in figures if isinstance(each, Quantity) and each.kind == "measured"]
     if len(found) < len(figures):
         return "it would run on the GPU, of which the profile has no measured rates"
-    dimensions = ("compute", "bandwidth", "duration")
-    gemm, copy, operator = map(Quantity.interval, found, dimensions)
+    gemm, copy, operator = map(Quantity.interval, found, ("compute", "bandwidth", "duration"))
     return dataclasses.replace(
         processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
     )

@@ -531,8 +531,7 @@ _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown
 
 def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
     """The text of a profile's file; parsing it gives an equal profile."""
-    content = profile.model_dump(mode="json", exclude_none=True)
-    return "\n".join(_lines(content, comment)) + "\n"
+    return "\n".join(_lines(profile.model_dump(mode="json", exclude_none=True), comment)) + "\n"
 
 
 def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:

@@ -80,8 +80,7 @@ def _subjects(profile: DeviceProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What a simulation judges, and the keys it needs; a matrix rate stands for its variants."""
     yield "memory in the foreground", ("memory.app_limit_foreground",)
     yield "memory in the background", ("memory.app_limit_background",)
-    limit = "memory.app_limit_foreground"
-    yield "low memory warning", (limit, "memory.low_memory_warning")
+    yield "low memory warning", ("memory.app_limit_foreground", "memory.low_memory_warning")
     yield "step time and time to finish", _TIME
     yield "checkpoint load", ("storage.read",)
     yield "checkpoint save", ("storage.write",)

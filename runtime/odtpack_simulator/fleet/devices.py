@@ -223,10 +223,9 @@ def measure_devices(
     if not fleet.population.devices:
         return []
     profiles = _profiles(fleet)
-    samples = len(next(iter(data.arrays.values())))
     plan = make_sample_plan(
         package.manifest.input_specs(),
-        samples,
+        len(next(iter(data.arrays.values()))),
         batch_size=batch_size,
         epochs=1,
         seed=fleet.seed,

@@ -123,7 +123,6 @@ class FleetState:
         parts = {_CURRENT: self.arrays, _SERVER: self.server}
         parts |= {str(number): arrays for number, arrays in self.models.items()}
         rows = [(part, name) for part, arrays in parts.items() for name in arrays]
-        values = {f"array{index}": parts[part][name] for index, (part, name) in enumerate(rows)}
         with atomic_write(path) as stream:
             np.savez(
                 stream,
@@ -132,7 +131,7 @@ class FleetState:
                 parts=np.array([part for part, _ in rows], np.str_),
                 names=np.array([name for _, name in rows], np.str_),
                 visits=self.all_visits(),
-                **values,
+                **{f"array{index}": parts[part][name] for index, (part, name) in enumerate(rows)},
             )
 
     @classmethod
@@ -165,8 +164,7 @@ class FleetState:
             raise _wrong(path, problem)
         for version in dict.fromkeys(flight.version for flight in record.flights):
             age = len(record.rounds) - version
-            needed = age <= fleet.federation.staleness_limit
-            if age < 1 or (needed and version not in models):
+            if age < 1 or (age <= fleet.federation.staleness_limit and version not in models):
                 raise _wrong(path, f"it lacks the model after round {version}")
         clients, now = fleet.population.clients, record.now
         if any(flight.client >= clients or flight.start > now for flight in record.flights):

@@ -465,8 +465,7 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
         message = f"{shortened(check.message)} (worst of {count} seeds: {said})"
         checks.append(check.model_copy(update={"message": message}))
     runs = [seed_run(each) for each in results]
-    update = {"seeds": runs, "checks": checks, "verdict": verdict_of(checks)}
-    return first.model_copy(update=update)
+    return first.model_copy(update={"seeds": runs, "checks": checks, "verdict": verdict_of(checks)})
 
 
 # Two federations side by side.

@@ -122,8 +122,7 @@ class HourModel:
         for day in np.unique(days):  # two at most: clients are less than an hour apart
             chosen = days == day
             # Days are counted from the noon before the first midnight.
-            words = (self.seed, _STREAMS[name], int(day) + 1)
-            levels[chosen] = uniforms(words, clients[chosen])
+            levels[chosen] = uniforms((self.seed, _STREAMS[name], int(day) + 1), clients[chosen])
         return levels
 
 
@@ -382,10 +381,9 @@ class Client:
         random = self._random()
         if skew is None:
             return data.train[random.integers(len(data.train), size=self.examples)]
-        counts = random.multinomial(self.examples, self._labels(random))
         return np.concatenate([
             data.classes[label][random.integers(len(data.classes[label]), size=count)]
-            for label, count in enumerate(counts)
+            for label, count in enumerate(random.multinomial(self.examples, self._labels(random)))
             if count
         ] or [np.empty(0, np.int64)])  # fmt: skip
 

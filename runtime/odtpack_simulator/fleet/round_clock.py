@@ -254,8 +254,7 @@ class RoundClock:
             return None
         day = now // (86_400 * NS)
         level = uniform((self.population.fleet.seed, _LEVEL, int(day)), client.number)
-        spare = (level - _FLOOR) * device.battery_j
-        seconds = max(0.0, spare / device.watts)
+        seconds = max(0.0, (level - _FLOOR) * device.battery_j / device.watts)
         at = down + int(seconds * NS)
         return at if at < down + duration else None
 

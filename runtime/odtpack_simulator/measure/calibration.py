@@ -57,10 +57,9 @@ def kernel_names(model: str | os.PathLike[str]) -> dict[str, str]:
     """What to call the native kernels of a model, by their operators."""
     from odtpack_runtime.package.checks import read_model
 
-    graph = read_model(Path(model)).graph
     return {
         node.op_type: f"native {attribute.s.decode()}"
-        for each in graphs(graph)
+        for each in graphs(read_model(Path(model)).graph)
         for node in each.node
         if node.domain == DOMAIN
         for attribute in node.attribute
@@ -293,10 +292,8 @@ def runtime_costs() -> tuple[float, float]:
         for _ in range(_CHAIN_RUNS):
             run()
         del run  # a session writes its profile when it goes
-        file = next(Path(folder).glob("chain*.json"))
-        nodes = typical_step(model_runs(file), _CHAIN_RUNS)
-    profiled = statistics.fmean(node.us for node in nodes)
-    return node_us, max(0.0, profiled - node_us)
+        nodes = typical_step(model_runs(next(Path(folder).glob("chain*.json"))), _CHAIN_RUNS)
+    return node_us, max(0.0, statistics.fmean(node.us for node in nodes) - node_us)
 
 
 def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:

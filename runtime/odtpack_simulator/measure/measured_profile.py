@@ -178,8 +178,7 @@ def load_measurements(path: Path) -> DeviceMeasurements:
     )
     hint = "name the JSON that a kit's benchmark wrote: docs/formats/measurements.md"
     try:
-        content = json.loads(data, parse_int=_whole)
-        return DeviceMeasurements.model_validate(content, strict=True)
+        return DeviceMeasurements.model_validate(json.loads(data, parse_int=_whole), strict=True)
     except ValidationError as error:
         key, problem = first_problem(error, DeviceMeasurements)
         text = f"the measurements are wrong at {key}: {problem}"

@@ -446,8 +446,7 @@ class _Planner:
         self._unbounded |= turns is None and len(names) > states
         turns = _SOME_TURNS if turns is None else turns
         found: dict[str, int] = {}
-        wholes = [*itertools.repeat(None, states), *stacks]
-        for name, whole in itertools.zip_longest(names, wholes):
+        for name, whole in itertools.zip_longest(names, [*itertools.repeat(None, states), *stacks]):
             value = graph.values.get(name)  # None for what it reads around it, and returns
             nbytes = value.nbytes if value else 0
             if nbytes is None and whole and whole.nbytes is not None:

@@ -263,8 +263,7 @@ class Arenas:
         """Run a session once: buffers come and go, a kernel's working memory with its node."""
         # Returns: Bytes that kernels take from the heap at the worst, beyond what the arenas come
         # to hold.
-        most = max(variant.run(session, plan) for variant in self._variants)
-        return max(0, most - self.resident)
+        return max(0, max(variant.run(session, plan) for variant in self._variants) - self.resident)
 
 
 class _Arenas:

@@ -228,8 +228,7 @@ class ArenaPlans:
         """What each pass needs at its peak."""
         models = self.models
         own = (models.afresh, models.adding, *models.left, *models.held_out)
-        work = filter(None, (*own, self.update))
-        return {each: each.at_peak(self.heap) for each in work}
+        return {each: each.at_peak(self.heap) for each in filter(None, (*own, self.update))}
 
     @cached_property
     def _timeline(self) -> tuple[TimelinePoint, ...]:
@@ -519,8 +518,7 @@ class _Variants:
         if self.package.manifest.segments is not None:
             return  # each has its own gradients
         graph = self.training.graph
-        external = onnx.TensorProto.EXTERNAL
-        if any(tensor.data_location == external for tensor in graph.initializer):
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
             return  # what is written elsewhere would not find its data
         layers = trained_layers(graph, self.package.manifest)
         count = len(layers)

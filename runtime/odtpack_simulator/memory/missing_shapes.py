@@ -149,8 +149,7 @@ def _scan(node: onnx.NodeProto, scope: Scope) -> list[Typed]:
     """Results of a Scan: its states, and what a turn gives, as often as there are turns."""
     body = _body(node)
     states = len(body.input) - _attribute(node, "num_scan_inputs", 0)
-    given = body_inputs(node, scope)
-    inside = _inside(body, scope, given)
+    inside = _inside(body, scope, body_inputs(node, scope))
     whole = scope.found.get(node.input[states], (0, None))[1]
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0])
     length = whole[axes[0] % len(whole)] if whole else None
@@ -381,8 +380,7 @@ def _fused_matmul(node: onnx.NodeProto, inputs: Sequence[Typed]) -> list[Typed]:
         swapped = _attribute(node, f"trans{letter}", 0)
         operands.append((*batch, columns, rows) if swapped else (*batch, rows, columns))
     left, right = operands
-    outer = np.broadcast_shapes(left[:-2], right[:-2])
-    return [(inputs[0][0], (*outer, left[-2], right[-1]))]
+    return [(inputs[0][0], (*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1]))]
 
 
 def _infer_alike(

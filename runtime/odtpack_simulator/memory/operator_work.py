@@ -143,8 +143,7 @@ def _attention(inputs: Tensors, outputs: Tensors) -> float:
     """Scores of every query with every key, then as many products with the values."""
     # Query and result are (batch, length, heads * d) or (batch, heads, length, d); the length of
     # the keys is their last axis but one in both.
-    length = inputs[1].shape[-2]
-    return 2.0 * length * (inputs[0].size + outputs[0].size)
+    return 2.0 * inputs[1].shape[-2] * (inputs[0].size + outputs[0].size)
 
 
 def _depthwise(inputs: Tensors, outputs: Tensors) -> float:

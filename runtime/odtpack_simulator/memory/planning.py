@@ -252,8 +252,7 @@ def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
 
     def read_by(model: str, names: Mapping[str, str]) -> int:
         if model not in inputs:
-            graph = read_model(package.path / model).graph
-            inputs[model] = [value.name for value in graph.input]
+            inputs[model] = [value.name for value in read_model(package.path / model).graph.input]
         return sum(sizes.get(segment_name(names, own), 0) for own in inputs[model])
 
     runs = [(each.forward, each.names) for each in info.segments]
@@ -637,8 +636,7 @@ def whole_graph(package: Package) -> onnx.GraphProto:
         return last
     whole = onnx.GraphProto()
     for number, segment in enumerate(info.segments):
-        path = package.path / segment.forward
-        graph = read_model(path).graph
+        graph = read_model(package.path / segment.forward).graph
         ends = {value.name for value in (*graph.input, *graph.output)}
         names = {
             name: segment_name(segment.names, name) if name in ends else f"{number}/{name}"

@@ -50,11 +50,10 @@ def child_environment() -> dict[str, str]:
     """Environment variables under which a process's memory is what is alive in it."""
     # From MAPPED_FROM bytes on, glibc's allocator maps every allocation by itself and returns it
     # when it is freed; and the libraries' own thread pools stay out of the way.
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {
         "MALLOC_MMAP_THRESHOLD_": str(MAPPED_FROM),
         "MALLOC_ARENA_MAX": "1",
-        **dict.fromkeys(threads, "1"),
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     }
 
 

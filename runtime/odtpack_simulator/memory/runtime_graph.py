@@ -230,8 +230,7 @@ class RuntimeGraph:
             index = stack.pop()
             if index not in found:
                 found.add(index)
-                read = self.nodes[index].reads
-                stack += [producers[name] for name in read if name in producers]
+                stack += [producers[name] for name in self.nodes[index].reads if name in producers]
         return frozenset(found)
 
 
@@ -302,8 +301,7 @@ def _read(
     _set_sizes(inferred.graph, sizes)
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
     functions = {(each.domain, each.name): each for each in optimized.functions}
-    scope = _Scope({}, {}, {}, functions=functions)
-    return _convert(optimized.graph, inferred.graph, opset, scope)
+    return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}, functions=functions))
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:

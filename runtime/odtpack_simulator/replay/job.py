@@ -130,8 +130,7 @@ class Job:
         settings = {
             k: tuple(v) if isinstance(v, list) else v for k, v in self.rate_settings.items()
         }
-        schedule = make_schedule(self.rate_kind, settings)
-        return LRScheduler(optimizer, schedule, self.learning_rate)
+        return LRScheduler(optimizer, make_schedule(self.rate_kind, settings), self.learning_rate)
 
     def write(self, path: Path) -> None:
         """Write the job to a file."""
@@ -441,8 +440,7 @@ class SamplePlan:
         """Indices of the samples of each batch of one pass."""
         train = self._split().train
         start = sum(self.piece_samples(index) for index in range(piece))
-        arrived = np.sort(train)[start : start + self.piece_samples(piece)]
-        own = train[np.isin(train, arrived)]
+        own = train[np.isin(train, np.sort(train)[start : start + self.piece_samples(piece)])]
         seed = [self.seed, 1 + piece * self.epochs + epoch]
         yield from self._cut(np.random.default_rng(seed).permutation(own))
 

@@ -243,6 +243,5 @@ def _thinned(points: Sequence[tuple[float, float] | None]) -> Sequence[tuple[flo
         if len(solid) < len(stretch):
             kept.append(None)
         if solid:
-            ends = {min(solid, key=lambda p: p[1]), max(solid, key=lambda p: p[1])}
-            kept += sorted(ends)
+            kept += sorted({min(solid, key=lambda p: p[1]), max(solid, key=lambda p: p[1])})
     return kept

@@ -87,8 +87,7 @@ def train(job: Job, send: Send) -> None:
     meter = MemoryMeter(files_change=bool(job.segment_files))
     MappedWeights.releasing = meter.dropping
     if job.limit_bytes is not None:
-        arena = session_info(job.training_model).arena
-        methods = methods_for(job.limit_methods, arena=arena)
+        methods = methods_for(job.limit_methods, arena=session_info(job.training_model).arena)
         held = hold_memory(job.limit_bytes, job.threads, methods)
         send("limit", **held)
         if held["method"] == "watchdog":
@@ -316,10 +315,9 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
     # Returns: `loss`, `metric`, `perplexity` and its number of `tokens`, the counts `right` and
     # `total` that the metric is made of, and `groups`, with the losses and sizes of the batches as
     # its only entry.
-    held_out = itertools.islice(job.schedule.held_out_batches(), job.max_steps)
     found = evaluate(
         module,
-        map(batches.gather, held_out),
+        map(batches.gather, itertools.islice(job.schedule.held_out_batches(), job.max_steps)),
         scores=job.logits,
         labels=job.labels,
         ignored_label=job.ignored_label,
