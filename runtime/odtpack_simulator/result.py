@@ -29,15 +29,13 @@ from odtpack_simulator.values.part import Part, all_problems, first_problem
 from odtpack_simulator.values.text import counted, last_part, read_bounded
 from odtpack_simulator.values.units import Interval, SourceKind, format_bytes
 
-
-def _finite_or_null(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 NonNegative = Annotated[float, Field(ge=0)]
-Loss = Annotated[float | None, BeforeValidator(_finite_or_null)]
+Loss = Annotated[
+    float | None,
+    BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x),
+]
 """A loss; null where it was NaN or infinite."""
 
 

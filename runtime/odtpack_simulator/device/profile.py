@@ -286,7 +286,11 @@ class DeviceProfile(Strict):
                 :meth:`gemm_threads`. Another number scales the rate by the peak rates of the
                 clusters. Where the profile does not give these, the rate stays as it is.
         """
-        rate, known = self._known_gemm(), self.gemm_threads()
+        rate, peak = bounds(self.cpu.fp32_gemm, "compute"), bounds(self.cpu.fp32_peak, "compute")
+        if rate is None and peak is not None:
+            share = bounds(self.cpu.gemm_efficiency, "ratio")
+            rate = peak.times(share or gemm_share(self._core_kind(), self.cpu.extensions))
+        known = self.gemm_threads()
         if rate is None or threads is None or threads == known:
             return rate
         if threads == 1:
@@ -297,17 +301,6 @@ class DeviceProfile(Strict):
         if peaks is None or known is None:
             return rate
         return rate.scaled(sum(peaks[:threads]) / sum(peaks[:known]))
-
-    def _known_gemm(self) -> Interval | None:
-        measured = bounds(self.cpu.fp32_gemm, "compute")
-        if measured is not None:
-            return measured
-        peak = bounds(self.cpu.fp32_peak, "compute")
-        if peak is None:
-            return None
-        share = bounds(self.cpu.gemm_efficiency, "ratio")
-        share = share or gemm_share(self._core_kind(), self.cpu.extensions)
-        return peak.times(share)
 
     def _core_peaks(self) -> list[float] | None:
         """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""

@@ -79,16 +79,15 @@ MAX_MEASUREMENTS_BYTES: Final = 2**20
 _MOST_VALUES: Final = 10_000
 
 
-def _integral(value: object) -> object:
-    """A count of bytes that a kit wrote as a floating-point number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 _Rate = Annotated[float, Field(ge=1, le=1e17)]
 _Rates = Annotated[list[_Rate], Field(max_length=_MOST_VALUES)]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 _Times = Annotated[list[_Seconds], Field(max_length=_MOST_VALUES)]
-_Bytes = Annotated[int, BeforeValidator(_integral), Field(ge=2**20, le=2**50)]
+_Bytes = Annotated[
+    int,  # That a kit may have written as a floating-point number
+    BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x),
+    Field(ge=2**20, le=2**50),
+]
 _Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .,:;+()/-]+$")]
 
 
@@ -398,6 +397,12 @@ def measured_profile(
     gpu: GpuRates | None = None,
 ) -> DeviceProfile:
     """Put measurements of this machine into a profile."""
+    if sys.platform not in OS_NAMES:
+        raise OdtpackError(
+            "system-unknown",
+            f"profiles know no system called {sys.platform!r}",
+            hint=f"run it on {', '.join(sorted(OS_NAMES.values()))}",
+        )
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if waited > _MOST_WAITED:
@@ -407,7 +412,7 @@ def measured_profile(
         "name": name,
         "title": title,
         "vendor": name.partition("/")[0],
-        "os": _system(),
+        "os": OS_NAMES[sys.platform],
         "validated": False,
         "sustained_fraction": unknown(_SHORT),
         "time_to_throttle": unknown(_SHORT),
@@ -425,16 +430,6 @@ def measured_profile(
     if machine.processor:
         content["soc"] = machine.processor
     return DeviceProfile.model_validate(content)
-
-
-def _system() -> str:
-    if sys.platform not in OS_NAMES:
-        raise OdtpackError(
-            "system-unknown",
-            f"profiles know no system called {sys.platform!r}",
-            hint=f"run it on {', '.join(sorted(OS_NAMES.values()))}",
-        )
-    return OS_NAMES[sys.platform]
 
 
 def _memory(machine: Machine, measured: DeviceMeasurements, source: str) -> Figure:

@@ -64,7 +64,7 @@ class Arena:
         if session is None:
             return cls()
         first = session.initial_chunk_size_bytes or FIRST_REGION_BYTES
-        return cls(_rounded(first), session.max_dead_bytes_per_chunk or MAX_DEAD_BYTES)
+        return cls(-(-first // UNIT) * UNIT, session.max_dead_bytes_per_chunk or MAX_DEAD_BYTES)
 
     @property
     def resident(self) -> int:
@@ -149,10 +149,6 @@ class Arena:
         last = max([last, *self._pages_end[low:high]])
         self._pages[low:high], self._pages_end[low:high] = [first], [last]
         self.touched += (last - first - known) * PAGE
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // UNIT) * UNIT
 
 
 # What the arenas of a training's sessions hold from one part of an app's life to the next.

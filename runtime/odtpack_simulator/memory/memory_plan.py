@@ -433,7 +433,9 @@ def _one_model(
 
 def _threads(threads: int, opened: int, woken: int = 0) -> Item:
     """What the threads of open sessions take, of which some did work."""
-    return Item("threads", session_memory.thread_bytes(threads, opened, woken), "session")
+    each = opened * session_memory.BYTES_PER_THREAD
+    each += woken * session_memory.BYTES_PER_RUNNING_THREAD
+    return Item("threads", (threads - 1) * each, "session")
 
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:
@@ -451,10 +453,8 @@ _LARGE_SHARE: Final = 0.5
 """Of the trained elements: a parameter above it may be worth freezing by itself."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Freeze:
-    title: str
-    names: frozenset[str]
+_Freeze = tuple[str, frozenset[str]]
+"""Names of parameters to freeze, and what they are, in words."""
 
 
 def plan_changes(
@@ -528,12 +528,12 @@ class _Variants:
         prefixes = sorted({1, count // 3, 2 * count // 3, count - 1} - {0})
         large = _elements((largest,)) >= _LARGE_SHARE * sum(map(_elements, layers))
         if large and largest not in layers[0]:
-            yield _Freeze(f"'{largest.name}'", frozenset({largest.name}))
+            yield f"'{largest.name}'", frozenset({largest.name})
         for length in prefixes:
             names = frozenset(p.name for layer in layers[:length] for p in layer)
             last = layers[length - 1][0].name
             title = f"the first {length} of {count} trained layers (up to '{last}')"
-            yield _Freeze(title if length > 1 else f"the first trained layer ('{last}')", names)
+            yield (title if length > 1 else f"the first trained layer ('{last}')"), names
 
     def planned(
         self, size: int | None, freeze: _Freeze | None, stateless: bool
@@ -547,19 +547,20 @@ class _Variants:
             steps = manifest.accumulation_steps * batch // size
             manifest = dataclasses.replace(manifest, accumulation_steps=steps)
         if freeze is not None:
+            frozen = freeze[1]
             parameters = tuple(
-                dataclasses.replace(p, role="frozen", offset=None) if p.name in freeze.names else p
+                dataclasses.replace(p, role="frozen", offset=None) if p.name in frozen else p
                 for p in manifest.parameters
             )
             manifest = dataclasses.replace(manifest, parameters=parameters, groups=())
-            if freeze.names not in self.without:
+            if frozen not in self.without:
                 model = onnx.ModelProto()
                 model.CopyFrom(self.training)
-                drop_gradients(model.graph, freeze.names)
+                drop_gradients(model.graph, frozen)
                 path = self.folder / f"{len(self.without)}.onnx"
                 onnx.save(model, str(path))
-                self.without[freeze.names] = path
-            package = dataclasses.replace(package, training_model=self.without[freeze.names])
+                self.without[frozen] = path
+            package = dataclasses.replace(package, training_model=self.without[frozen])
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
         use = self.use
@@ -577,7 +578,7 @@ class _Variants:
             return None
         return PlannedChange(
             micro_batch=size,
-            freeze=None if freeze is None else freeze.title[:1000],
+            freeze=None if freeze is None else freeze[0][:1000],
             stateless_optimizer=stateless,
             peak_bytes=plan.peak.nbytes,
         )

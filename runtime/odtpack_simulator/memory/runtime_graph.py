@@ -298,7 +298,11 @@ def _read(
             level="disabled", sizes=sizes,
         )  # fmt: skip
         inferred = onnx.load(str(inferred_path))
-    _set_sizes(inferred.graph, sizes)
+    for graph in graphs(inferred.graph):  # in subgraphs ONNX Runtime leaves the names
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in sizes:
+                    dim.dim_value = sizes[dim.dim_param]
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
     functions = {(each.domain, each.name): each for each in optimized.functions}
     return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}, functions=functions))
@@ -345,15 +349,6 @@ def _name_sizes(
                 where=where,
             )
     return sizes
-
-
-def _set_sizes(whole: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
-    """Write the sizes of named dimensions into subgraphs, where ONNX Runtime leaves the names."""
-    for graph in graphs(whole):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param in sizes:
-                    dim.dim_value = sizes[dim.dim_param]
 
 
 def item_size(elem_type: int) -> float:
@@ -444,6 +439,10 @@ def _node(
     }
     if opset < 13 and node.op_type in ("LogSoftmax", "Softmax"):
         attributes["axis"] = -1  # these normalize rows of a matrix, whatever axis that begins at
+    outer: dict[str, None] = {}  # What subgraphs read from the graphs around them
+    for each in subgraphs.values():
+        read = itertools.chain(*(inner.reads for inner in each.nodes), each.outputs)
+        outer |= dict.fromkeys(name for name in read if name not in each.values)
     return Node(
         node.name or node.op_type,
         node.op_type,
@@ -452,14 +451,5 @@ def _node(
         tuple(node.output),
         attributes,
         subgraphs,
-        _outer_names(subgraphs.values()),
+        tuple(outer),
     )
-
-
-def _outer_names(subgraphs: Iterable[RuntimeGraph]) -> tuple[str, ...]:
-    """Values that subgraphs read from the graphs around them, each once."""
-    names: dict[str, None] = {}
-    for graph in subgraphs:
-        read = itertools.chain(*(node.reads for node in graph.nodes), graph.outputs)
-        names |= dict.fromkeys(name for name in read if name not in graph.values)
-    return tuple(names)

@@ -153,11 +153,6 @@ def kernel_bytes(manifest: Manifest) -> int:
     return BYTES_OF_LIBRARY + each
 
 
-def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
-    """Bytes of ``threads`` intra-operator threads of each open session, of which some woke."""
-    return (threads - 1) * (opened * BYTES_PER_THREAD + woken * BYTES_PER_RUNNING_THREAD)
-
-
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:
     """Bytes of the heap that native kernels of some graphs take at most while they run."""
     most = 0

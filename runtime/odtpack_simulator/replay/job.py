@@ -111,16 +111,6 @@ class Job:
         folder = Path(self.training_model).parent
         return [] if beside is None else [folder / name for name in beside[0].files()]
 
-    @property
-    def keeps_position(self) -> bool:
-        """Whether the saved checkpoint holds the position, so that the training can go on."""
-        again = self.save_every is not None or bool(self.memory_warnings)
-        return again or self.resume or self.keep_checkpoint is not None
-
-    def saves_after(self, step: int) -> bool:
-        """Whether the training saves after so many steps."""
-        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
-
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
         """Set the learning rate of the first step; return what sets that of the others."""
         if self.rate_kind is None:

@@ -38,12 +38,8 @@ from odtpack_simulator.values.units import format_bytes
 # From a package and data to the training that a child process is asked to do.
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """The learning rate: what it starts from, and what it follows."""
-
-    initial: float
-    schedule: LearningRateSchedule | None
+Rate = tuple[float, LearningRateSchedule | None]
+"""The learning rate: what it starts from, and what it follows."""
 
 
 def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> Rate:
@@ -57,7 +53,7 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
             error.hint = f"the training makes {steps} steps: replay more epochs"
             raise
     rates = (learning_rate, proposed, DEFAULT_LEARNING_RATE)
-    return Rate(next(rate for rate in rates if rate is not None), follows)
+    return next(rate for rate in rates if rate is not None), follows
 
 
 def load_samples(
@@ -139,6 +135,7 @@ def make_job(
             hint="simulate the package built without privacy and with a batch size of 1",
         )
     logits, labels = accuracy_inputs(package.manifest)
+    initial, follows = rate
     return Job(
         task="train",
         training_model=str(package.training_model),
@@ -148,9 +145,9 @@ def make_job(
         folder=str(folder),
         data=dict(data),
         schedule=schedule,
-        learning_rate=rate.initial,
-        rate_kind=rate.schedule.kind if rate.schedule is not None else None,
-        rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
+        learning_rate=initial,
+        rate_kind=None if follows is None else follows.kind,
+        rate_settings={} if follows is None else follows.settings(),
         threads=threads,
         logits=logits,
         labels=labels,

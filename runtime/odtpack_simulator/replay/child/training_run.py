@@ -83,7 +83,9 @@ class Batches:
 
 def train(job: Job, send: Send) -> None:
     """Train, evaluate and save; send what happens."""
-    run = run_digest(job) if job.keeps_position else None
+    # Whether the training can go on from the saved checkpoint, which then holds the position.
+    again = job.save_every or job.memory_warnings or job.resume or job.keep_checkpoint is not None
+    run = run_digest(job) if again else None
     meter = MemoryMeter(files_change=bool(job.segment_files))
     MappedWeights.releasing = meter.dropping
     if job.limit_bytes is not None:
@@ -170,7 +172,7 @@ class _Training:
             # The evaluation first: a training that goes on from the save has made it.
             if self._step in self._evaluated:
                 self._evaluate("during")
-            if job.saves_after(self._step):
+            if job.save_every is not None and self._step % job.save_every == 0:
                 self._save()
             if self._step in job.memory_warnings:
                 for _ in range(job.memory_warnings.count(self._step)):
