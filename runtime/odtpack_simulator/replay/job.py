@@ -26,7 +26,7 @@ from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.schedules import make_schedule
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.replay.limits import METHODS, LimitMethod
+from odtpack_simulator.memory.process_memory import METHODS, LimitMethod
 
 # What a child process is asked to do, and what it reports while it does it.
 #

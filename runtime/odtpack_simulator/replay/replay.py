@@ -28,9 +28,8 @@ from odtpack_runtime.training.optimizer import DEFAULT_LEARNING_RATE
 from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
 from odtpack_simulator.device.app import with_margin
 from odtpack_simulator.memory.arena import SessionUse
-from odtpack_simulator.memory.process_memory import child_environment
+from odtpack_simulator.memory.process_memory import Limiter, LimitMethod, child_environment
 from odtpack_simulator.replay.job import Job, Message, SamplePlan
-from odtpack_simulator.replay.limits import Limiter, LimitMethod
 from odtpack_simulator.replay.paired_loss import Groups, accuracy_inputs
 from odtpack_simulator.result import EvaluationPoint
 from odtpack_simulator.values.units import format_bytes

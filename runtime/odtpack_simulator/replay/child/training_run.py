@@ -44,6 +44,8 @@ from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.memory.process_memory import (
     MemoryMeter,
     give_back_memory,
+    hold_memory,
+    methods_for,
 )
 from odtpack_simulator.replay.job import (
     Indices,
@@ -53,7 +55,6 @@ from odtpack_simulator.replay.job import (
     run_digest,
     seed_dropout,
 )
-from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import Groups, finer_groups, pooled
 
 Send = Callable[..., None]
