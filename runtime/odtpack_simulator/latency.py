@@ -369,9 +369,6 @@ def _sum_of(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-__all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
-
-
 def measure_host(job: Job, *, on_message: OnMessage | None = None) -> HostTiming:
     """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}

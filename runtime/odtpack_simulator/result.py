@@ -808,25 +808,17 @@ def find_origin(folder: Path) -> Origin:
     # `SOURCE_DATE_EPOCH`, in seconds, takes the place of the time.
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
-    named = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA")
-    commit = (named or _checked_out(folder)).strip().lower()
+    commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+    if not commit:
+        asked = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        with suppress(OSError, subprocess.SubprocessError):  # no git, or outside of a repository
+            found = subprocess.run(
+                asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True
+            )
+            commit = found.stdout.decode(errors="replace")
+    commit = commit.strip().lower()
     known = 7 <= len(commit) <= 64 and set(commit) <= set("0123456789abcdef")
     return Origin(commit=commit if known else None, date=now.isoformat(timespec="minutes"))
-
-
-def _checked_out(folder: Path) -> str:
-    """What git says; empty without it, or outside of a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def tool_version() -> str:

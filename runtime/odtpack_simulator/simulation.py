@@ -292,7 +292,16 @@ def simulate(
             sha256=data_sha256,
         ),
         policy=policy,
-        host=_host_info(timing, threads),
+        host=HostInfo(
+            cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
+            cores=os.cpu_count() or 1,
+            threads=threads,
+            os=f"{platform.system()} {platform.release()}",
+            python=platform.python_version(),
+            onnxruntime=onnxruntime.__version__,
+            gemm_gflops=timing.calibration.gemm_flops / 1e9,
+            memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
+        ),
         training=_training_info(free, job),
         interruption=interrupted,
         latency_host=timing.host_latency(),
@@ -639,18 +648,4 @@ def _training(
         steps_done=free.steps_done,
         final_loss=final_loss(free),
         detail=detail,
-    )
-
-
-def _host_info(timing: HostTiming, threads: int) -> HostInfo:
-    """This machine, as the result of a simulation stores it."""
-    return HostInfo(
-        cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
-        cores=os.cpu_count() or 1,
-        threads=threads,
-        os=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        onnxruntime=onnxruntime.__version__,
-        gemm_gflops=timing.calibration.gemm_flops / 1e9,
-        memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
     )

@@ -83,7 +83,6 @@ class Limit:
     # `figure` is the limit itself (`absolute`), or how far a figure may be above, or below zero
     # under, that of a baseline: in percent of it (`percent`), or in the metric's unit
     # (`difference`).
-
     figure: float
     kind: Kind = "absolute"
     level: CheckLevel = "error"  # What exceeding it means

@@ -85,7 +85,6 @@ class NodeUse:
     # buffers of the working memory, in bytes that the kernel asks for, and `outside` is the part of
     # it that comes from the heap even where there is an arena. `scratch_first` says that the kernel
     # asks for them before it asks for its output. `inside` is what subgraphs ask for, in its order.
-
     live: int
     working: int
     small: int = 0

@@ -177,7 +177,6 @@ class SessionUse(NamedTuple):
     # :func:`~odtpack_simulator.memory.planning.held_weights`.
     # `native`: The sessions run native kernels, of the library that the environment names.
     # `switches`: The step model is loaded first, and the other two when gradients are asked for.
-
     sharing: Sharing
     step_model: bool
     weights_bytes: int = 0

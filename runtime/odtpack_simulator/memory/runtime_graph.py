@@ -173,7 +173,6 @@ class Node:
     """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out."""
 
     # `implicit` names the outer values that its subgraphs read.
-
     name: str
     op_type: str
     domain: str
@@ -200,7 +199,6 @@ class RuntimeGraph:
 
     # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
     # `initializers` maps names to bytes.
-
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]

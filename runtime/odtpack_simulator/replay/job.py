@@ -313,7 +313,6 @@ class SamplePlan:
     # out is a share of all of them; the others are cut into pieces of equal size (the first ones
     # may have a sample more). Each piece is trained on for all epochs, by itself, before the next
     # one arrives.
-
     samples: int  # Number of samples
     batch_size: int  # Samples per batch
     epochs: int  # Passes over the training samples, of each piece

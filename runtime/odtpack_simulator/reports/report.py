@@ -341,7 +341,6 @@ class Block:
     """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``."""
 
     # `whole` parts are never cut: there is room for them before there is any for rows.
-
     head: str
     rows: Sequence[str] = ()
     tail: str = ""

@@ -285,7 +285,6 @@ class Trainer:
 
     # What Dropout draws is a function of `seed`, the optimizer's step count and the number of the
     # batch in the step.
-
     module: Module
     optimizer: Optimizer
     batches: Batches
