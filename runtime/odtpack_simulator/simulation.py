@@ -359,12 +359,7 @@ def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -
 def judge_again(
     result: SimulationResult, judge: Callable[[SimulationResult], SimulationResult]
 ) -> SimulationResult:
-    """Judge a result by other limits; what would be enough is planned if its package is there.
-
-    Args:
-        result: A result that was read.
-        judge: As for :func:`simulate`.
-    """
+    """Judge a result by other limits; what would be enough is planned if its package is there."""
     judged, memory = judge(result), result.memory
     if _fits(judged) or memory.changes is not None:
         return judged

@@ -264,30 +264,15 @@ class Federation:
     def simulate(
         self,
         *,
-        executor: Executor | None = None,
-        state_path: Path | None = None,
-        resume: bool = False,
-        until: int | None = None,
-        progress: OnFleetProgress | None = None,
+        executor: Executor | None = None,  # Trains clients; by default in this process
+        state_path: Path | None = None,  # Where to write the state after every round
+        resume: bool = False,  # Go on from the state there, on the devices that it began with
+        until: int | None = None,  # Stop after this round
+        progress: OnFleetProgress | None = None,  # Called as clients finish and rounds end
     ) -> tuple[FleetResult, FleetState]:
-        """Run all rounds.
-
-        The result is a function of the package, the data, the fleet file and the devices,
-        whatever the number of processes and however often it was stopped and resumed.
-
-        Args:
-            executor: Trains clients; by default in this process.
-            state_path: Where to write the state after every round.
-            resume: Go on from the state there; the devices are those that it began with.
-            until: Stop after this round; from its state the federation goes on to the same bits.
-            progress: Called as clients finish and rounds end.
-
-        Returns:
-            The result, not judged, and the state after the last round.
-
-        Raises:
-            OdtpackError: ``fleet-state``; ``worker-lost``; or a file cannot be written.
-        """
+        """Run all rounds; the result, not judged, and the state after the last round."""
+        # The result is a function of the package, the data, the fleet file and the devices,
+        # whatever the number of processes and however often it was stopped and resumed.
         if resume and state_path is not None:
             state = FleetState.load(
                 state_path, self.run, self.initial, self.server.begin(self.initial), self.fleet
