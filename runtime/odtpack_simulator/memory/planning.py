@@ -488,16 +488,11 @@ def plan_segments(
 
     def through(shapes: Mapping[str, Sequence[int]], afresh: bool | None = None) -> Pass:
         """Forth and back; forth alone in an evaluation, which has no gradients to begin."""
-        evaluates = afresh is None
-        work = _PassOf(models, shapes, {} if afresh is None else {RESET_NAME: afresh})
-        for segment in info.segments:
-            work.run(segment.forward, segment.names)
-        last = package.eval_model if evaluates else package.training_model
-        work.run(last.name, {}, ends=True)
-        for segment in () if evaluates else reversed(info.segments):
-            if segment.backward is not None:
-                work.run(segment.backward, segment.names, gradient=True)
-        return work.done()
+        last = (package.eval_model if afresh is None else package.training_model).name
+        steps = [*((each.forward, each.names, False) for each in info.segments), (last, {}, False)]
+        back = () if afresh is None else reversed(info.segments)
+        steps += [(each.backward, each.names, True) for each in back if each.backward is not None]
+        return models.run(shapes, {} if afresh is None else {RESET_NAME: afresh}, steps, last)
 
     afresh, adding = through(trained[0], True), through(trained[0], False)
     alone = package.manifest.accumulation_steps == 1
@@ -517,7 +512,7 @@ class _Models:
     def __init__(
         self, package: Package, info: SegmentsInfo, threads: int, load: OpenSession
     ) -> None:
-        self.threads = threads
+        self._threads = threads
         self.sessions: dict[str, Session] = {}
         self._folder, self._load = package.path, load
         self._inputs: dict[str, set[str]] = {}
@@ -548,72 +543,56 @@ class _Models:
         shown = {own: self._modules.get(name, name) for own, name in own.items()}
         return Labels(session.graph, own, shown=shown, later="grad/", gradient=gradient)
 
-
-class _PassOf:
-    """A pass as it is put together."""
-
-    def __init__(
+    def run(
         self,
-        models: _Models,
         shapes: Mapping[str, Sequence[int]],
         conditions: Mapping[str, bool],
-    ) -> None:
-        self._models, self._conditions = models, conditions
-        self._known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
-        self._runs: list[Run] = []
-        self._kept: dict[str, int] = {}
-        self._passing: dict[str, int] = {}
-        self._turn = 1
-
-    def done(self) -> Pass:
-        """The pass."""
-        held = (
-            tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
-            for values in (self._kept, self._passing)
+        # The file of each model, what is called differently in it, and whether it goes back.
+        steps: Iterable[tuple[str, Mapping[str, str], bool]],
+        last: str,  # The file that returns the outputs of all
+    ) -> Pass:
+        """A pass through models."""
+        known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
+        runs: list[Run] = []
+        kept: dict[str, int] = {}
+        passing: dict[str, int] = {}
+        turn = 1
+        for file, names, gradient in steps:
+            session, fed = self.session(file, names, known)
+            values = session.graph.values
+            sizes: dict[str, int] = {}
+            for own, given in fed.items():
+                dims = zip(values[own].dims or (), given, strict=False)
+                sizes |= {dim: size for dim, size in dims if isinstance(dim, str)}
+            fresh: list[str] = []
+            for index, own in enumerate(session.graph.outputs):
+                name, value = segment_name(names, own), values[own]
+                if name.endswith(GRADIENT_SUFFIX) or (file == last and index == 0):
+                    continue  # in memory of its own
+                shape: Shape | None
+                returned = file == last and not name.endswith(COTANGENT_SUFFIX)
+                if name.endswith(COTANGENT_SUFFIX):
+                    shape = known.get(name.removesuffix(COTANGENT_SUFFIX))
+                    turn = 3 - turn
+                    called = f"gradient between segments {turn}"
+                else:
+                    shape = None if returned else _sized(value.dims, sizes)
+                    called = f"value {name}"
+                if shape is None:
+                    shape = value.shape
+                    fresh.append(own)
+                if shape is not None:
+                    known[name] = shape
+                    nbytes = allocated_size(math.ceil(math.prod(shape) * value.itemsize))
+                    held = passing if returned else kept
+                    held[called] = max(held.get(called, 0), nbytes)
+            plan = session.plan(self._threads, fresh, conditions)
+            runs.append(Run(session, plan, self.labels(session, names, gradient=gradient)))
+        items = (
+            tuple(Item(name, nbytes, "activations") for name, nbytes in held.items())
+            for held in (kept, passing)
         )
-        return Pass(tuple(self._runs), *held)
-
-    def run(
-        self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
-    ) -> None:
-        """Add a run of a segment."""
-        # `names`: What is called differently in the segment.
-        # `gradient`: It is a backward model.
-        # `ends`: It is the last one, which returns the outputs of all.
-        session, fed = self._models.session(file, names, self._known)
-        values = session.graph.values
-        sizes: dict[str, int] = {}
-        for own, given in fed.items():
-            sizes |= {
-                dim: size
-                for dim, size in zip(values[own].dims or (), given, strict=False)
-                if isinstance(dim, str)
-            }
-        fresh: list[str] = []
-        for index, own in enumerate(session.graph.outputs):
-            name, value = segment_name(names, own), values[own]
-            if name.endswith(GRADIENT_SUFFIX) or (ends and index == 0):
-                continue  # in memory of its own
-            shape: Shape | None
-            returned = ends and not name.endswith(COTANGENT_SUFFIX)
-            if name.endswith(COTANGENT_SUFFIX):
-                shape = self._known.get(name.removesuffix(COTANGENT_SUFFIX))
-                self._turn = 3 - self._turn
-                called = f"gradient between segments {self._turn}"
-            else:
-                shape = None if returned else _sized(value.dims, sizes)
-                called = f"value {name}"
-            held = self._passing if returned else self._kept
-            if shape is None:
-                shape = value.shape
-                fresh.append(own)
-            if shape is not None:
-                self._known[name] = shape
-                nbytes = allocated_size(math.ceil(math.prod(shape) * value.itemsize))
-                held[called] = max(held.get(called, 0), nbytes)
-        plan = session.plan(self._models.threads, fresh, self._conditions)
-        labels = self._models.labels(session, names, gradient=gradient)
-        self._runs.append(Run(session, plan, labels))
+        return Pass(tuple(runs), *items)
 
 
 def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
