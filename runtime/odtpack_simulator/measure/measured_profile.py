@@ -226,6 +226,7 @@ def imported_profile(
             text = f"the measurements hold no {key}, without which no time can be predicted"
             raise OdtpackError("measurements-incomplete", text, hint="run the whole benchmark")
     source = f"benchmark of the {measured.kit} kit, ONNX Runtime {measured.onnxruntime}"
+    ram, limit = measured.memory_bytes, measured.memory_limit_bytes
     content: Figure = {
         "schema_version": 1,
         "name": name,
@@ -233,7 +234,15 @@ def imported_profile(
         "vendor": like.vendor if like else name.partition("/")[0],
         "os": system or measured.system or (like.os if like else _BY_KIT.get(measured.kit)),
         "validated": True,
-        "memory": _imported_memory(measured, source),
+        "memory": {
+            "ram": unknown("the system does not report it")
+            if ram is None
+            else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
+            "app_limit_foreground": unknown("the system does not report an app its limit")
+            if limit is None
+            else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
+            "bandwidth": _bandwidth(measured, source),
+        },
         "cpu": _rates(measured, "3 x 3 convolution, 64 channels, 56 x 56, batch 4", source),
         "storage": _storage(measured, source),
         **_throttling(measured.sustained, source),
@@ -311,19 +320,6 @@ def _rate(values: Sequence[float] | str, unit: str, factor: float, source: str) 
     if isinstance(values, str):
         return unknown(values)
     return repeated(values, factor, unit, source)
-
-
-def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
-    ram, limit = measured.memory_bytes, measured.memory_limit_bytes
-    return {
-        "ram": unknown("the system does not report it")
-        if ram is None
-        else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
-        "app_limit_foreground": unknown("the system does not report an app its limit")
-        if limit is None
-        else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
-        "bandwidth": _bandwidth(measured, source),
-    }
 
 
 def _bandwidth(measured: DeviceMeasurements, source: str) -> Figure:

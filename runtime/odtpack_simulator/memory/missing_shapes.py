@@ -462,8 +462,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-def _channels(node: onnx.NodeProto, dims: Dims, channels: Dim) -> Dims:
-    last = _attribute(node, "channels_last", 0)
+def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
+    last, channels = (
+        _attribute(node, "channels_last", 0),
+        _attribute(node, "channels", 0) or dims[1],
+    )
     return (dims[0], *dims[2:], channels) if last else (dims[0], channels, *dims[2:])
 
 
@@ -490,9 +493,7 @@ _BODIES = {"If": _if, "Loop": _loop, "Scan": _scan}
 
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
-    (NCHWC_DOMAIN, "ReorderOutput"): lambda node, dims: _channels(
-        node, dims, _attribute(node, "channels", 0) or dims[1]
-    ),
+    (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
     (NCHWC_DOMAIN, "Upsample"): _upsample,
     (MICROSOFT_DOMAIN, "BiasGelu"): lambda _, dims: dims,
     (MICROSOFT_DOMAIN, "FastGelu"): lambda _, dims: dims,
