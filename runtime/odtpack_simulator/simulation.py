@@ -227,7 +227,7 @@ def simulate(
                 use,
                 threads=threads,
                 evaluated=whole_schedule.evaluated_samples,
-                samples=whole_schedule.pass_samples,
+                samples={whole_schedule.piece_samples(n) for n in (0, policy.pieces - 1)},
                 steps=whole_schedule.steps,
             )
             for use in uses

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -34,14 +35,14 @@ HOURS: Final = 24
 Condition = Literal["idle", "charging", "unmetered"]
 
 
+@dataclass(frozen=True)
 class Quantity:
     """Validator: a number with a unit of a dimension, in its base unit."""
 
-    def __init__(
-        self, dimension: str, example: str, *, positive: bool = True, least: str | None = None
-    ) -> None:
-        self.dimension, self.example, self.positive = dimension, example, positive
-        self.least = least
+    dimension: str
+    example: str
+    positive: bool = True
+    least: str | None = None
 
     def __call__(self, value: object) -> float:
         """The number in the base unit."""

@@ -43,6 +43,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
+from odtpack_runtime.session.native import count_operators
 from odtpack_runtime.training.optimizer import state_layout
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
@@ -269,7 +270,11 @@ def plan_arenas(
     level = manifest.session.optimization_level if manifest.session else "all"
     layout = planning.flat_layout(manifest)
     contract = planning.optimizer_contract(package)
-    kernels = session_memory.kernel_bytes(manifest) if use.native else 0
+    kernels = 0
+    if use.native:
+        counts = count_operators(manifest.operators.by_model())
+        each = zip(counts, session_memory.BYTES_PER_KERNEL, strict=True)
+        kernels = session_memory.BYTES_OF_LIBRARY + sum(count * nbytes for count, nbytes in each)
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         graph = load(path, sizes, threads=threads, level=level, native=use.native)

@@ -463,10 +463,8 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
-    last, channels = (
-        _attribute(node, "channels_last", 0),
-        _attribute(node, "channels", 0) or dims[1],
-    )
+    last = _attribute(node, "channels_last", 0)
+    channels = _attribute(node, "channels", 0) or dims[1]
     return (dims[0], *dims[2:], channels) if last else (dims[0], channels, *dims[2:])
 
 

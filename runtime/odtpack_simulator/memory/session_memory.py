@@ -21,9 +21,7 @@ from typing import Final
 import onnx
 
 from odtpack_runtime.package.checks import read_model
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
-from odtpack_runtime.session.native import count_operators
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, native_scratch
@@ -144,13 +142,6 @@ _IN_ARENA: Final = frozenset({"ConvTranspose"})
 """Operators that turn the matrix of each group, and take the copy from the arena."""
 
 _PANEL: Final = 16
-
-
-def kernel_bytes(manifest: Manifest) -> int:
-    """Bytes of a session that has the native kernels of a package's models."""
-    counts = count_operators(manifest.operators.by_model())
-    each = sum(count * nbytes for count, nbytes in zip(counts, BYTES_PER_KERNEL, strict=True))
-    return BYTES_OF_LIBRARY + each
 
 
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:

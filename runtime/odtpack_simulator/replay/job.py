@@ -376,11 +376,6 @@ class SamplePlan:
         """Samples of the largest batch that occurs."""
         return min(self.batch_size, self.piece_samples(0))
 
-    @property
-    def pass_samples(self) -> set[int]:
-        """Samples of a pass over a piece: the first pieces may have one more than the last."""
-        return {self.piece_samples(0), self.piece_samples(self.pieces - 1)}
-
     def piece_samples(self, piece: int) -> int:
         """Number of samples of a piece, counted from 0."""
         least, more = divmod(self.train_samples, self.pieces)
