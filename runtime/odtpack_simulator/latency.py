@@ -47,8 +47,6 @@ from odtpack_simulator.values.figure import quantile_interval
 from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import Interval, Quantity, bounds, format_percent
 
-# Times steps on this machine, and judges whether it was quiet enough.
-
 # Whether a machine was quiet enough for its times to mean something.
 #
 # Other programs disturb a timing in two ways. They take the processor, which the steps

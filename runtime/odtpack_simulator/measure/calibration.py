@@ -369,36 +369,30 @@ def _gpu_seconds(
     dtype: np.dtype[np.floating] | None = None,
 ) -> float:
     """Seconds of one operator: what a longer chain takes more, whose sum is read at its end."""
-    best = [min(_runs(device, op_type, shape, length, dtype)) for length in chains]
-    return max(best[1] - best[0], 1e-9) / (chains[1] - chains[0])
 
+    def best(length: int) -> float:
+        """Seconds of a chain, the least of some runs, once it has run."""
+        more = ", v0" if op_type == "MatMul" else ""
+        nodes = [f"v{index + 1} = {op_type} (v{index}{more})" for index in range(length)]
+        text = f"""
+            v0 = Cast <to = {10 if dtype == np.float16 else 1}> (x)
+            {" ".join(nodes)}
+            m = ReduceMax <keepdims = 0> (v{length})
+            y = Cast <to = 1> (m)"""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = device.session(_parsed(text, f"float{list(shape)} x", "float y"), options)
+        feeds = {"x": np.full(shape, 1 / max(shape), np.float32)}
+        found = []
+        for _ in range(4):
+            start = time.perf_counter()
+            try:
+                session.run(None, feeds)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise run_failed(error) from error
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
-def _runs(
-    device: Device,
-    op_type: str,
-    shape: tuple[int, ...],
-    length: int,
-    dtype: np.dtype[np.floating] | None,
-) -> list[float]:
-    """Seconds of a chain, again and again, once it has run."""
-    more = ", v0" if op_type == "MatMul" else ""
-    nodes = [f"v{index + 1} = {op_type} (v{index}{more})" for index in range(length)]
-    text = f"""
-        v0 = Cast <to = {10 if dtype == np.float16 else 1}> (x)
-        {" ".join(nodes)}
-        m = ReduceMax <keepdims = 0> (v{length})
-        y = Cast <to = 1> (m)"""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = device.session(_parsed(text, f"float{list(shape)} x", "float y"), options)
-    feeds = {"x": np.full(shape, 1 / max(shape), np.float32)}
-    found = []
-    for _ in range(4):
-        start = time.perf_counter()
-        try:
-            session.run(None, feeds)
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise run_failed(error) from error
-        found.append(time.perf_counter() - start)
-    return found[1:]
+    short, long = map(best, chains)
+    return max(long - short, 1e-9) / (chains[1] - chains[0])

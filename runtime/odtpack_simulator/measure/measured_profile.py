@@ -593,18 +593,15 @@ def conv_flops(threads: int, effort: Effort) -> float:
     # Operations are those of the definition (two per weight and output), whatever the kernel saves:
     # this is the rate that a layer's cost divided by its time gives. The weights are an input, as
     # they are in a training step, so none are laid out anew before.
-    return max(_convolution(*shape, threads, effort) for shape in _CONVOLUTIONS)
-
-
-def _convolution(
-    batch: int, inputs: int, outputs: int, side: int, threads: int, effort: Effort
-) -> float:
-    work = bound_model(
-        "y = Conv <pads = [1, 1, 1, 1]> (images, weight)",
-        {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
-        (batch, outputs, side, side),
-        threads,
-        optimized=True,
-    )
-    operations = 2 * batch * outputs * side * side * inputs * 9
-    return operations / median_seconds(work, effort.convolution_seconds, most=None)
+    rates = []
+    for batch, inputs, outputs, side in _CONVOLUTIONS:
+        work = bound_model(
+            "y = Conv <pads = [1, 1, 1, 1]> (images, weight)",
+            {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
+            (batch, outputs, side, side),
+            threads,
+            optimized=True,
+        )
+        operations = 2 * batch * outputs * side * side * inputs * 9
+        rates.append(operations / median_seconds(work, effort.convolution_seconds, most=None))
+    return max(rates)
