@@ -35,7 +35,7 @@ from odtpack_simulator.device.app import (
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
-from odtpack_simulator.latency import HostTiming, carry, measure_sessions
+from odtpack_simulator.latency import carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
@@ -44,7 +44,7 @@ from odtpack_simulator.memory.memory_plan import MEMORY_CHECKS, plan_changes, pl
 from odtpack_simulator.memory.planning import MemoryPlan, held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS, interrupt
-from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, Message, SamplePlan, make_sample_plan
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, Message, make_sample_plan
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
     HELD_STEPS,
@@ -269,6 +269,36 @@ def simulate(
     phases = highest(free.phase_peaks, resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = dict(zip(plans, done, strict=False))
+    by_piece = whole_schedule.steps_by_piece()
+    # The largest step is timed, and a window of the background must hold it.
+    share = whole_schedule.mean_step if policy.state == "foreground" else 1.0
+
+    def on_device(profile: DeviceProfile, use: SessionUse, memory: DeviceMemory) -> DeviceResult:
+        """Everything about one device, not yet judged; its memory is that before anything ran."""
+        held = settled[use].get(memory.room_bytes or 0)
+        latency = carry(timings[use.work], profile, threads)
+        step = latency.step_ms
+        return DeviceResult(
+            name=profile.name,
+            title=profile.title,
+            os=profile.os,
+            validated=profile.validated,
+            profile_digest=profile.digest,
+            # The free training ran in one way.
+            memory=_replayed(memory, measured if use == most else None, held),
+            latency=latency,
+            campaign=run_campaign(
+                profile,
+                latency.model_copy(update={"step_ms": step and step.scaled(share)}),
+                policy,
+                steps=by_piece,
+                checkpoint_bytes=timings[use.work].checkpoint_bytes,
+                curve=free.curve,
+            ),
+            training=_training(memory.room_bytes, plans[use], free, held),
+            figures=profile.figures(),
+        )
+
     result = SimulationResult(
         tool_version=tool_version(),
         origin=find_origin(package.path),
@@ -306,21 +336,7 @@ def simulate(
         interruption=interrupted,
         latency_host=timing.host_latency(),
         memory=_memory_info(opened, shapes, most, plans[most], measured, phases, on_gpu=timing.gpu),
-        devices=[
-            _device_result(
-                profile,
-                policy,
-                memory,
-                plans[use],
-                measured if use == most else None,
-                free,
-                settled[use].get(memory.room_bytes or 0),
-                timings[use.work],
-                whole_schedule,
-                threads,
-            )
-            for profile, use, memory in zip(profiles, own, memories, strict=True)
-        ],
+        devices=[on_device(*each) for each in zip(profiles, own, memories, strict=True)],
     )
     # Changes are planned for an app that follows the manifest.
     if policy.session_options == "default" or _fits(judge(result)):
@@ -506,45 +522,6 @@ def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
 
 
 # What the shared measurements say about one device.
-
-
-def _device_result(
-    profile: DeviceProfile,
-    policy: Policy,
-    memory: DeviceMemory,
-    plan: MemoryPlan,
-    measured: int | None,  # Peak of the free training, if it ran as it does here
-    free: ReplayResult,
-    held: LimitOutcome | None,  # How a training goes in the memory that is left for it
-    timing: HostTiming,
-    schedule: SamplePlan,
-    threads: int,
-) -> DeviceResult:
-    """Everything about one device, not yet judged. Nothing is run."""
-    # `memory`: What it is before anything has run.
-    latency = carry(timing, profile, threads)
-    step = latency.step_ms
-    # The largest step is timed, and a window of the background must hold it.
-    share = schedule.mean_step if policy.state == "foreground" else 1.0
-    return DeviceResult(
-        name=profile.name,
-        title=profile.title,
-        os=profile.os,
-        validated=profile.validated,
-        profile_digest=profile.digest,
-        memory=_replayed(memory, measured, held),
-        latency=latency,
-        campaign=run_campaign(
-            profile,
-            latency.model_copy(update={"step_ms": step and step.scaled(share)}),
-            policy,
-            steps=schedule.steps_by_piece(),
-            checkpoint_bytes=timing.checkpoint_bytes,
-            curve=free.curve,
-        ),
-        training=_training(memory.room_bytes, plan, free, held),
-        figures=profile.figures(),
-    )
 
 
 def _memory(
