@@ -269,6 +269,8 @@ def simulate(
     phases = highest(free.phase_peaks, resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = dict(zip(plans, done, strict=False))
+    modules, segments = manifest.module_names(), manifest.segments
+    mapped = () if segments is None or most.weights_bytes else segments.tensors
     by_piece = whole_schedule.steps_by_piece()
     # The largest step is timed, and a window of the background must hold it.
     share = whole_schedule.mean_step if policy.state == "foreground" else 1.0
@@ -335,7 +337,19 @@ def simulate(
         training=_training_info(free, job),
         interruption=interrupted,
         latency_host=timing.host_latency(),
-        memory=_memory_info(opened, shapes, most, plans[most], measured, phases, on_gpu=timing.gpu),
+        memory=MemoryInfo(
+            predicted=plans[most].predicted(),
+            measured_peak_bytes=measured,
+            phases=plans[most].phase_peaks(phases),
+            sharing=most.sharing,
+            timeline=list(plans[most].timeline),
+            tensors_at_peak=[_renamed(each, modules) for each in plans[most].tensors_at_peak()],
+            shapes={name: list(shape) for name, shape in shapes.items()},
+            gpu_bytes=plan_gpu_memory(opened, shapes, step_model=most.step_model)
+            if timing.gpu and segments is None
+            else None,
+            mapped_bytes=sum(tensor.nbytes for tensor in mapped) or None,
+        ),
         devices=[on_device(*each) for each in zip(profiles, own, memories, strict=True)],
     )
     # Changes are planned for an app that follows the manifest.
@@ -485,33 +499,6 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
         skipped_batches=run.skipped,
         overflows=run.overflows,
         not_finite=run.not_finite,
-    )
-
-
-def _memory_info(
-    package: Package,
-    shapes: Mapping[str, Sequence[int]],
-    use: SessionUse,
-    plan: MemoryPlan,
-    measured: int | None,
-    phases: Mapping[str, int],
-    *,
-    on_gpu: bool,
-) -> MemoryInfo:
-    modules, segments = package.manifest.module_names(), package.manifest.segments
-    mapped = () if segments is None or use.weights_bytes else segments.tensors
-    return MemoryInfo(
-        predicted=plan.predicted(),
-        measured_peak_bytes=measured,
-        phases=plan.phase_peaks(phases),
-        sharing=use.sharing,
-        timeline=list(plan.timeline),
-        tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
-        shapes={name: list(shape) for name, shape in shapes.items()},
-        gpu_bytes=plan_gpu_memory(package, shapes, step_model=use.step_model)
-        if on_gpu and segments is None
-        else None,
-        mapped_bytes=sum(w.nbytes for w in mapped) or None,
     )
 
 
