@@ -12,8 +12,6 @@
 A name is imported when it is first used: importing this package imports nothing else.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -7,8 +7,6 @@ and a fast one. A figure's interval spans the three. ``docs/campaign.md`` lists
 what is assumed, and why.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -273,9 +271,8 @@ def run_campaign(
         msg = f"needs the steps of {policy.pieces} pieces, at least 1 for each, found {steps}"
         raise ValueError(msg)
     if any(point.step > sum(steps) for point in curve):
-        msg = f"an evaluation lies beyond step {sum(steps)}, the last"
-        raise ValueError(msg)
-    figures = _Figures()
+        raise ValueError(f"an evaluation lies beyond step {sum(steps)}, the last")
+    figures: _Figures = {}
     period = _nanoseconds(86_400 / policy.sessions_per_day)
 
     def played(pace: DeviceTimes) -> SimulatedRun:
@@ -285,12 +282,13 @@ def run_campaign(
     if isinstance(paces, str):
         if policy.state == "foreground":  # no window ends a session: counts need no times
             _count(figures, [played(DeviceTimes(0, 0, 1, 1, 0))] * 3, policy, checkpoint_bytes)
-            figures.lack(paces, "written_bytes_per_day")  # a long training spreads over its days
-        return figures.campaign(paces)
+            figures["written_bytes_per_day"] = paces  # a long training spreads over its days
+        return _campaign(figures, paces)
     courses = [played(pace) for pace in paces]
     watts = watts_above_idle(profile)
     begin = [p.creation + p.load + max(0, p.first_step - p.step) for p in paces]
-    figures.put("restart_s", [(p.save + more) / NS for p, more in zip(paces, begin, strict=True)])
+    restarts = [(p.save + more) / NS for p, more in zip(paces, begin, strict=True)]
+    figures["restart_s"] = _spanning(restarts)
     rest: dict[str, Any] = {
         "curve": _curve(courses[_TYPICAL], curve, watts),
         "left_out": left_out(profile, latency),
@@ -299,27 +297,25 @@ def run_campaign(
     if stuck:
         typical = courses[_TYPICAL]
         if typical in stuck:
-            return figures.campaign(_never_finishes(typical), endless="typical", **rest)
+            return _campaign(figures, _never_finishes(typical), endless="typical", **rest)
         why = (
             f"in the worst case {_never_finishes(stuck[0])}; typically it takes "
             f"{counted(typical.sessions, 'window')} and "
             f"{format_duration(typical.active / NS)} of work"
         )
-        return figures.campaign(why, endless="worst case", **rest)
+        return _campaign(figures, why, endless="worst case", **rest)
     _count(figures, courses, policy, checkpoint_bytes)
-    for name, values in (
-        ("active_s", [course.active / NS for course in courses]),
-        ("days", [course.end / NS_PER_DAY for course in courses]),
-        ("throttled_share", [course.total("throttled") / course.active for course in courses]),
-    ):
-        figures.put(name, values)
+    figures["active_s"] = _spanning([course.active / NS for course in courses])
+    figures["days"] = _spanning([course.end / NS_PER_DAY for course in courses])
+    hot = [course.total("throttled") / course.active for course in courses]
+    figures["throttled_share"] = _spanning(hot)
     sustained = profile.sustained()
     if sustained is None:
-        figures.lack(_absent(profile, "sustained_fraction"), "throttled_share")
+        figures["throttled_share"] = _absent(profile, "sustained_fraction")
     elif profile.throttle_seconds() is None and sustained.low < 1:
-        figures.lack(_absent(profile, "time_to_throttle"), "throttled_share")
+        figures["throttled_share"] = _absent(profile, "time_to_throttle")
     _put_energy(figures, profile, courses, watts)
-    return figures.campaign(**rest)
+    return _campaign(figures, **rest)
 
 
 def steps_per_window(profile: DeviceProfile, latency: DeviceLatency) -> Interval | None:
@@ -458,30 +454,23 @@ def _never_finishes(course: SimulatedRun) -> str:
     )
 
 
-class _Figures:
-    """The figures of a campaign as they become known, and why the others do not."""
+_Figures = dict[str, Interval | str]
+"""The figures of a campaign by name, or why one is unknown."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-        self._why: dict[str, str] = {}
 
-    def put(self, name: str, values: Sequence[float]) -> None:
-        """Set a figure from the three scenarios: fast, typical, slow."""
-        # The interval spans them, because not every figure grows from fast to slow: in a shorter
-        # window a device throttles for a smaller share of the time, and may lose fewer steps.
-        self._known[name] = Interval.of(min(values), values[_TYPICAL], max(values))
+def _spanning(values: Sequence[float]) -> Interval:
+    """A figure from the three scenarios: fast, typical, slow."""
+    # The interval spans them, because not every figure grows from fast to slow: in a shorter window
+    # a device throttles for a smaller share of the time, and may lose fewer steps.
+    return Interval.of(min(values), values[_TYPICAL], max(values))
 
-    def lack(self, why: str, *names: str) -> None:
-        """Say why figures remain unknown."""
-        for name in names:
-            self._known.pop(name, None)
-            self._why[name] = why
 
-    def campaign(self, unknown: str = "", **rest: Any) -> DeviceCampaign:
-        """The record, in which figures without a reason of their own are null by ``unknown``."""
-        null = [name for name in FIGURES if name not in self._known]
-        reasons = [NotJudged(figure=name, reason=self._why.get(name, unknown)) for name in null]
-        return DeviceCampaign(**self._known, not_judged=reasons, **rest)
+def _campaign(figures: _Figures, unknown: str = "", **rest: Any) -> DeviceCampaign:
+    """The record, in which figures without a reason of their own are null by ``unknown``."""
+    found = {name: figures.get(name, unknown) for name in FIGURES}
+    rest |= {name: each for name, each in found.items() if isinstance(each, Interval)}
+    reasons = [NotJudged(figure=k, reason=why) for k, why in found.items() if isinstance(why, str)]
+    return DeviceCampaign(not_judged=reasons, **rest)
 
 
 def _count(
@@ -495,10 +484,10 @@ def _count(
     ]
     per_day = [total / span for total, span in zip(written, days, strict=True)]
     repeated = [float(course.total("made") - course.steps) for course in courses]
-    figures.put("sessions", [float(course.sessions) for course in courses])
-    figures.put("repeated_steps", repeated)
-    figures.put("written_bytes", written)
-    figures.put("written_bytes_per_day", per_day)
+    figures["sessions"] = _spanning([float(course.sessions) for course in courses])
+    figures["repeated_steps"] = _spanning(repeated)
+    figures["written_bytes"] = _spanning(written)
+    figures["written_bytes_per_day"] = _spanning(per_day)
 
 
 def _put_energy(
@@ -512,21 +501,20 @@ def _put_energy(
         why = "the profile's power.idle is not below its power.load"
         if not profile.costs_no_energy():
             why = _absent(profile, "power.load")
-        figures.lack(why, "energy_j", *shares)
+        figures.update(dict.fromkeys(("energy_j", *shares), why))
         return
-    figures.put(
-        "energy_j", [w * course.active / NS for w, course in zip(watts, courses, strict=True)]
-    )
+    joules = [w * course.active / NS for w, course in zip(watts, courses, strict=True)]
+    figures["energy_j"] = _spanning(joules)
     battery = profile.battery_joules()
     if battery is None:
-        figures.lack(_absent(profile, "power.battery"), *shares)
+        figures.update(dict.fromkeys(shares, _absent(profile, "power.battery")))
         return
     per_ns = [
         w / NS / getattr(battery, gives) for w, (_, gives) in zip(watts, _SCENARIOS, strict=True)
     ]
     for name, attribute in zip(shares, ("active", "longest"), strict=True):
         spent = [getattr(course, attribute) for course in courses]
-        figures.put(name, [share * ns for share, ns in zip(per_ns, spent, strict=True)])
+        figures[name] = _spanning([share * ns for share, ns in zip(per_ns, spent, strict=True)])
 
 
 def make_policy(**values: Any) -> Policy:

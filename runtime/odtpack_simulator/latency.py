@@ -47,8 +47,6 @@ from odtpack_simulator.values.figure import quantile_interval
 from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import Interval, Quantity, bounds, format_percent
 
-# Times steps on this machine, and judges whether it was quiet enough.
-
 # Whether a machine was quiet enough for its times to mean something.
 #
 # Other programs disturb a timing in two ways. They take the processor, which the steps
@@ -369,9 +367,6 @@ def _sum_of(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-__all__ = ["HostTiming", "carry", "measure_host", "measure_sessions"]
-
-
 def measure_host(job: Job, *, on_message: OnMessage | None = None) -> HostTiming:
     """Time steps of a job whose ``task`` is ``time``, in a child process."""
     timed: Message = {}
@@ -410,8 +405,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         device = gpu_rates(profile, device)
     if isinstance(device, str) or host.steady.busy is not None:
         why = device if isinstance(device, str) else host.steady.busy
-        basis = "host times operator by operator"
-        return DeviceLatency(step_ms=None, basis=basis, not_judged=why)
+        return DeviceLatency(step_ms=None, basis="host times operator by operator", not_judged=why)
     core = core_ratio(host, device)
     memory = _over(host.calibration.copy_bandwidth, device.copy)
     by_class = _by_class(host, device, core)
@@ -429,8 +423,7 @@ def carry(host: HostTiming, profile: DeviceProfile, threads: int | None = None) 
         """A checkpoint's way through the storage, and the processor's part in it."""
         if rate is None:
             return None
-        moved = _over(1e3 * host.checkpoint_bytes, rate)
-        return _sum((moved, _hull(core, memory).scaled(cpu_ms)))
+        return _sum((_over(1e3 * host.checkpoint_bytes, rate), _hull(core, memory).scaled(cpu_ms)))
 
     creation = [core.scaled(host.session_creation.cpu_ms)]
     creation += [] if reading is None else [_over(1e3 * host.model_bytes, reading)]
@@ -502,8 +495,7 @@ def group_ratio(
 def _by_class(host: HostTiming, device: DeviceRates, core: Interval) -> list[ClassTime]:
     parts: dict[OperatorClass, list[Interval]] = {"compute": [], "memory": [], "other": []}
     for group in host.groups:
-        carried = group_ratio(group, host, device, core).scaled(group.ms)
-        parts[group.operator_class].append(carried)
+        parts[group.operator_class].append(group_ratio(group, host, device, core).scaled(group.ms))
     parts["other"].append(core.scaled(host.rest_ms))
     here = host.class_ms()
     return [
@@ -602,8 +594,7 @@ def gpu_rates(profile: DeviceProfile, processor: DeviceRates) -> DeviceRates | s
     found = [each for each in figures if isinstance(each, Quantity) and each.kind == "measured"]
     if len(found) < len(figures):
         return "it would run on the GPU, of which the profile has no measured rates"
-    dimensions = ("compute", "bandwidth", "duration")
-    gemm, copy, operator = map(Quantity.interval, found, dimensions)
+    gemm, copy, operator = map(Quantity.interval, found, ("compute", "bandwidth", "duration"))
     return dataclasses.replace(
         processor, threads=None, gemm=gemm, copy=copy, int8=gemm, operator=operator
     )

@@ -7,8 +7,6 @@ it would have judged is "not judged". Losses that are not finite are null too,
 because a diverged training must be reportable in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar, get_args
+from typing import Annotated, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -31,15 +29,13 @@ from odtpack_simulator.values.part import Part, all_problems, first_problem
 from odtpack_simulator.values.text import counted, last_part, read_bounded
 from odtpack_simulator.values.units import Interval, SourceKind, format_bytes
 
-
-def _finite_or_null(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 NonNegative = Annotated[float, Field(ge=0)]
-Loss = Annotated[float | None, BeforeValidator(_finite_or_null)]
+Loss = Annotated[
+    float | None,
+    BeforeValidator(lambda x: None if isinstance(x, float) and not math.isfinite(x) else x),
+]
 """A loss; null where it was NaN or infinite."""
 
 
@@ -223,13 +219,11 @@ class DeviceLatency(Part):
     not_judged: Text | None = None
 
     @model_validator(mode="after")
-    def _figure_or_reason(self) -> DeviceLatency:
+    def _figure_or_reason(self) -> Self:
         if self.step_ms is None and not self.not_judged:
-            msg = "latency without step_ms needs not_judged, the reason"
-            raise ValueError(msg)
+            raise ValueError("latency without step_ms needs not_judged, the reason")
         if self.step_ms and not (self.first_step_ms and self.session_creation_ms):
-            msg = "latency with step_ms needs first_step_ms and session_creation_ms"
-            raise ValueError(msg)
+            raise ValueError("latency with step_ms needs first_step_ms and session_creation_ms")
         return self
 
 
@@ -263,7 +257,7 @@ class PredictedMemory(Part):
     breakdown: MemoryBreakdown
 
     @model_validator(mode="after")
-    def _parts_sum_to_peak(self) -> PredictedMemory:
+    def _parts_sum_to_peak(self) -> Self:
         if self.breakdown.total != self.peak_bytes:
             msg = f"the breakdown sums to {self.breakdown.total}, the peak is {self.peak_bytes}"
             raise ValueError(msg)
@@ -741,8 +735,7 @@ class Subject:
     def on(self) -> DeviceResult:
         """The device."""
         if self.device is None:
-            msg = "this metric is read from a device"
-            raise ValueError(msg)
+            raise ValueError("this metric is read from a device")
         return self.device
 
 
@@ -814,25 +807,17 @@ def find_origin(folder: Path) -> Origin:
     # `SOURCE_DATE_EPOCH`, in seconds, takes the place of the time.
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
-    named = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA")
-    commit = (named or _checked_out(folder)).strip().lower()
+    commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+    if not commit:
+        asked = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        with suppress(OSError, subprocess.SubprocessError):  # no git, or outside of a repository
+            found = subprocess.run(
+                asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True
+            )
+            commit = found.stdout.decode(errors="replace")
+    commit = commit.strip().lower()
     known = 7 <= len(commit) <= 64 and set(commit) <= set("0123456789abcdef")
     return Origin(commit=commit if known else None, date=now.isoformat(timespec="minutes"))
-
-
-def _checked_out(folder: Path) -> str:
-    """What git says; empty without it, or outside of a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def tool_version() -> str:

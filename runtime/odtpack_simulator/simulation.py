@@ -5,8 +5,6 @@ training, one timing, one interrupted training, and the few replays that settle 
 memory limits near the peak. Everything about a device is then judged from these.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -14,7 +12,6 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +35,7 @@ from odtpack_simulator.device.app import (
 from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
-from odtpack_simulator.latency import HostTiming, carry, measure_sessions
+from odtpack_simulator.latency import carry, measure_sessions
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
@@ -88,51 +85,29 @@ from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.units import Quantity, format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SettleTask:
-    """Hold the training to the memory limits that the plan fits; see :func:`check_limits`."""
+def _interrupted(job: Job, options: dict[str, int]) -> tuple[InterruptionInfo, Mapping[str, int]]:
+    """How :func:`interrupt` went, and peaks by phase of a process that resumed."""
+    begun: list[int] = []
+    resumed: dict[str, int] = {}
 
-    job: Job
-    limits: tuple[int, ...]
-    planned: int  # Planned peak in bytes
+    def take(message: Message) -> None:
+        """Listen for a process that begins with a checkpoint, and is not warned."""
+        match message["event"]:
+            case "started":
+                begun.clear()
+            case "begun":
+                begun.append(message["step"])
+            case "trained" if len(begun) == 1 and begun[0] > 0:
+                resumed.clear()
+                resumed.update(resumed_phases(message["phase_peaks"]))
 
-    def run(self) -> Mapping[int, LimitOutcome]:
-        """For each limit near the peak, the replay that settles it."""
-        return check_limits(self.job, self.limits, self.planned)
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptTask:
-    """Interrupt a training and compare it with an undisturbed one; see :func:`interrupt`."""
-
-    job: Job
-    seed: int
-    count: int
-    save_every: int
-
-    def run(self) -> tuple[InterruptionInfo, Mapping[str, int]]:
-        """How it went, and peaks by phase of a process that went on from a checkpoint."""
-        begun: list[int] = []
-        resumed: dict[str, int] = {}
-
-        def take(message: Message) -> None:
-            """Listen for a process that begins with a checkpoint, and is not warned."""
-            match message["event"]:
-                case "started":
-                    begun.clear()
-                case "begun":
-                    begun.append(message["step"])
-                case "trained" if len(begun) == 1 and begun[0] > 0:
-                    resumed.clear()
-                    resumed.update(resumed_phases(message["phase_peaks"]))
-
-        more = {"seed": self.seed, "count": self.count, "save_every": self.save_every}
-        return interrupt(self.job, **more, on_message=take), resumed
+    return interrupt(job, **options, on_message=take), resumed
 
 
-def run_task(task: SettleTask | InterruptTask) -> Any:
-    """Run one task: the work of an executor."""
-    return task.run()
+def _run_task(task: tuple[Any, ...]) -> Any:
+    """Call a function with arguments: the work of an executor."""
+    function, *arguments = task
+    return function(*arguments)
 
 
 MOST_STEPS: Final = 10_000
@@ -252,7 +227,7 @@ def simulate(
                 use,
                 threads=threads,
                 evaluated=whole_schedule.evaluated_samples,
-                samples=whole_schedule.pass_samples,
+                samples={whole_schedule.piece_samples(n) for n in (0, policy.pieces - 1)},
                 steps=whole_schedule.steps,
             )
             for use in uses
@@ -276,24 +251,56 @@ def simulate(
             raise OdtpackError(
                 "replay-killed", f"The training was killed without any limit set: {free.detail}."
             )
-        tasks: list[SettleTask | InterruptTask] = []
+        tasks: list[tuple[Any, ...]] = []
         for number, use in enumerate(plans):
             rooms = {m.room_bytes for m, each in zip(memories, own, strict=True) if each == use}
             held = with_sessions(_within(job, f"limits-{number}"), opened, use)
-            limits = tuple(sorted(filter(None, rooms)))
-            tasks.append(SettleTask(held, limits, plans[use].peak.nbytes))
+            limits = tuple(filter(None, rooms))
+            tasks.append((check_limits, held, limits, plans[use].peak.nbytes))
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
-            tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
+            options = {"seed": seed, "count": interruptions, "save_every": every}
+            tasks.append((_interrupted, _within(whole, "kills"), options))
         reporter.begin("replaying", steps=len(tasks))
         done = (executor or LocalExecutor()).map(
-            run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
+            _run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
     interrupted, resumed = done[-1] if interruptions else (None, {})
     phases = highest(free.phase_peaks, resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
     settled = dict(zip(plans, done, strict=False))
+    modules, segments = manifest.module_names(), manifest.segments
+    mapped = () if segments is None or most.weights_bytes else segments.tensors
     by_piece = whole_schedule.steps_by_piece()
+    # The largest step is timed, and a window of the background must hold it.
+    share = whole_schedule.mean_step if policy.state == "foreground" else 1.0
+
+    def on_device(profile: DeviceProfile, use: SessionUse, memory: DeviceMemory) -> DeviceResult:
+        """Everything about one device, not yet judged; its memory is that before anything ran."""
+        held = settled[use].get(memory.room_bytes or 0)
+        latency = carry(timings[use.work], profile, threads)
+        step = latency.step_ms
+        return DeviceResult(
+            name=profile.name,
+            title=profile.title,
+            os=profile.os,
+            validated=profile.validated,
+            profile_digest=profile.digest,
+            # The free training ran in one way.
+            memory=_replayed(memory, measured if use == most else None, held),
+            latency=latency,
+            campaign=run_campaign(
+                profile,
+                latency.model_copy(update={"step_ms": step and step.scaled(share)}),
+                policy,
+                steps=by_piece,
+                checkpoint_bytes=timings[use.work].checkpoint_bytes,
+                curve=free.curve,
+            ),
+            training=_training(memory.room_bytes, plans[use], free, held),
+            figures=profile.figures(),
+        )
+
     result = SimulationResult(
         schema_version=4,
         tool_version=tool_version(),
@@ -318,27 +325,33 @@ def simulate(
             sha256=data_sha256,
         ),
         policy=policy,
-        host=_host_info(timing, threads),
+        host=HostInfo(
+            cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
+            cores=os.cpu_count() or 1,
+            threads=threads,
+            os=f"{platform.system()} {platform.release()}",
+            python=platform.python_version(),
+            onnxruntime=onnxruntime.__version__,
+            gemm_gflops=timing.calibration.gemm_flops / 1e9,
+            memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
+        ),
         training=_training_info(free, job),
         interruption=interrupted,
         latency_host=timing.host_latency(),
-        memory=_memory_info(opened, shapes, most, plans[most], measured, phases, on_gpu=timing.gpu),
-        devices=[
-            _device_result(
-                profile,
-                policy,
-                memory,
-                plans[use],
-                measured if use == most else None,
-                free,
-                settled[use],
-                timings[use.work],
-                by_piece,
-                whole_schedule.mean_step,
-                threads,
-            )
-            for profile, use, memory in zip(profiles, own, memories, strict=True)
-        ],
+        memory=MemoryInfo(
+            predicted=plans[most].predicted(),
+            measured_peak_bytes=measured,
+            phases=plans[most].phase_peaks(phases),
+            sharing=most.sharing,
+            timeline=list(plans[most].timeline),
+            tensors_at_peak=[_renamed(each, modules) for each in plans[most].tensors_at_peak()],
+            shapes={name: list(shape) for name, shape in shapes.items()},
+            gpu_bytes=plan_gpu_memory(opened, shapes, step_model=most.step_model)
+            if timing.gpu and segments is None
+            else None,
+            mapped_bytes=sum(tensor.nbytes for tensor in mapped) or None,
+        ),
+        devices=[on_device(*each) for each in zip(profiles, own, memories, strict=True)],
     )
     # Changes are planned for an app that follows the manifest.
     if policy.session_options == "default" or _fits(judge(result)):
@@ -377,12 +390,7 @@ def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -
 def judge_again(
     result: SimulationResult, judge: Callable[[SimulationResult], SimulationResult]
 ) -> SimulationResult:
-    """Judge a result by other limits; what would be enough is planned if its package is there.
-
-    Args:
-        result: A result that was read.
-        judge: As for :func:`simulate`.
-    """
+    """Judge a result by other limits; what would be enough is planned if its package is there."""
     judged, memory = judge(result), result.memory
     if _fits(judged) or memory.changes is not None:
         return judged
@@ -495,33 +503,6 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
     )
 
 
-def _memory_info(
-    package: Package,
-    shapes: Mapping[str, Sequence[int]],
-    use: SessionUse,
-    plan: MemoryPlan,
-    measured: int | None,
-    phases: Mapping[str, int],
-    *,
-    on_gpu: bool,
-) -> MemoryInfo:
-    modules, segments = package.manifest.module_names(), package.manifest.segments
-    mapped = () if segments is None or use.weights_bytes else segments.tensors
-    return MemoryInfo(
-        predicted=plan.predicted(),
-        measured_peak_bytes=measured,
-        phases=plan.phase_peaks(phases),
-        sharing=use.sharing,
-        timeline=list(plan.timeline),
-        tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
-        shapes={name: list(shape) for name, shape in shapes.items()},
-        gpu_bytes=plan_gpu_memory(package, shapes, step_model=use.step_model)
-        if on_gpu and segments is None
-        else None,
-        mapped_bytes=sum(w.nbytes for w in mapped) or None,
-    )
-
-
 def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
     """With the parameter's name in the module: ``gradient of onnx::MatMul_8`` says little."""
     what, of, name = tensor.name.rpartition(" of ")
@@ -529,50 +510,6 @@ def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
 
 
 # What the shared measurements say about one device.
-
-
-def _device_result(
-    profile: DeviceProfile,
-    policy: Policy,
-    memory: DeviceMemory,
-    plan: MemoryPlan,
-    measured: int | None,
-    free: ReplayResult,
-    settled: Mapping[int, LimitOutcome],
-    timing: HostTiming,
-    steps: Sequence[int],
-    mean_step: float,
-    threads: int,
-) -> DeviceResult:
-    """Everything about one device, not yet judged. Nothing is run."""
-    # `memory`: What it is before anything has run.
-    # `mean_step`: What a step takes on average, as a share of the largest one, which is timed.
-    # `measured`: Peak of the free training, if it ran as it does here.
-    # `settled`: The limits that replays were held to: what is left for a training.
-    held = settled.get(memory.room_bytes) if memory.room_bytes is not None else None
-    latency = carry(timing, profile, threads)
-    step = latency.step_ms
-    # A window of the background must hold the largest step.
-    share = mean_step if policy.state == "foreground" else 1.0
-    return DeviceResult(
-        name=profile.name,
-        title=profile.title,
-        os=profile.os,
-        validated=profile.validated,
-        profile_digest=profile.digest,
-        memory=_replayed(memory, measured, held),
-        latency=latency,
-        campaign=run_campaign(
-            profile,
-            latency.model_copy(update={"step_ms": step and step.scaled(share)}),
-            policy,
-            steps=steps,
-            checkpoint_bytes=timing.checkpoint_bytes,
-            curve=free.curve,
-        ),
-        training=_training(memory.room_bytes, plan, free, held),
-        figures=profile.figures(),
-    )
 
 
 def _memory(
@@ -671,18 +608,4 @@ def _training(
         steps_done=free.steps_done,
         final_loss=final_loss(free),
         detail=detail,
-    )
-
-
-def _host_info(timing: HostTiming, threads: int) -> HostInfo:
-    """This machine, as the result of a simulation stores it."""
-    return HostInfo(
-        cpu=processor_name() or platform.processor() or platform.machine() or "unknown",
-        cores=os.cpu_count() or 1,
-        threads=threads,
-        os=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        onnxruntime=onnxruntime.__version__,
-        gemm_gflops=timing.calibration.gemm_flops / 1e9,
-        memory_bandwidth_gbs=timing.calibration.copy_bandwidth / 1e9,
     )

@@ -26,7 +26,6 @@ from odtpack.flower import client, fedavg, guarded, server
 from odtpack_runtime import CheckpointState, OdtpackError, Package
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_simulator.fleet import federation as federation_module
-from odtpack_simulator.fleet import state as state_module
 from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
 from odtpack_simulator.fleet.judge import judge_fleet
@@ -523,7 +522,7 @@ def test_a_state_that_unpacks_to_too_much_is_refused_before(folder, tmp_path, mo
         arrays = dict(file)
     np.savez_compressed(path, **arrays, more=np.zeros(10**7, np.uint8))
     assert path.stat().st_size < 10**6
-    monkeypatch.setattr(state_module, "MAX_STATE_BYTES", 10**6)
+    monkeypatch.setattr(federation_module, "MAX_STATE_BYTES", 10**6)
     with refused("fleet-state", "unpacks to more than"):
         federation.simulate(state_path=path, resume=True)
 

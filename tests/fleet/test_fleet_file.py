@@ -106,7 +106,7 @@ def test_clients_are_what_the_file_says():
     clients = population.sample(2000)
     assert len({client.number for client in clients}) == 2000
     assert sorted({client.examples for client in clients}) == list(range(10, 20))
-    rates = np.log10([client.up_rate() for client in clients])
+    rates = np.log10([client.rates()[1] for client in clients])
     assert rates.min() >= 3
     assert rates.max() <= 6
     assert rates.mean() == pytest.approx(4.5, abs=0.1)

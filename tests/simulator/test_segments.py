@@ -26,8 +26,8 @@ from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import reads, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import whole_graph
+from odtpack_simulator.memory.process_memory import anonymous_bytes
 from odtpack_simulator.replay.job import Job, Message, run_digest
-from odtpack_simulator.replay.limits import anonymous_bytes
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words

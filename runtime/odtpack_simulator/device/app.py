@@ -9,8 +9,6 @@ Simulations, budgets, fleets, ``odtpack fit`` and ``odtpack build --memory-budge
 rule whether a planned peak fits a limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

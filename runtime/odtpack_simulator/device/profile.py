@@ -108,8 +108,7 @@ class MemoryFigures(Strict):
         for key in ("app_limit_foreground", "app_limit_background", "app_limit_entitled"):
             limit = bounds(getattr(self, key), "bytes")
             if ram and limit and limit.typical > ram.typical:
-                msg = f"{key} is more than ram"
-                raise ValueError(msg)
+                raise ValueError(f"{key} is more than ram")
         return self
 
 
@@ -148,8 +147,7 @@ class CpuFigures(Strict):
     def _efficiency_is_an_interval(self) -> CpuFigures:
         efficiency = self.gemm_efficiency
         if isinstance(efficiency, Quantity) and efficiency.low is None:
-            msg = "gemm_efficiency needs low and high: it is never known as a point"
-            raise ValueError(msg)
+            raise ValueError("gemm_efficiency needs low and high: it is never known as a point")
         return self
 
     @model_validator(mode="after")
@@ -288,7 +286,11 @@ class DeviceProfile(Strict):
                 :meth:`gemm_threads`. Another number scales the rate by the peak rates of the
                 clusters. Where the profile does not give these, the rate stays as it is.
         """
-        rate, known = self._known_gemm(), self.gemm_threads()
+        rate, peak = bounds(self.cpu.fp32_gemm, "compute"), bounds(self.cpu.fp32_peak, "compute")
+        if rate is None and peak is not None:
+            share = bounds(self.cpu.gemm_efficiency, "ratio")
+            rate = peak.times(share or gemm_share(self._core_kind(), self.cpu.extensions))
+        known = self.gemm_threads()
         if rate is None or threads is None or threads == known:
             return rate
         if threads == 1:
@@ -299,17 +301,6 @@ class DeviceProfile(Strict):
         if peaks is None or known is None:
             return rate
         return rate.scaled(sum(peaks[:threads]) / sum(peaks[:known]))
-
-    def _known_gemm(self) -> Interval | None:
-        measured = bounds(self.cpu.fp32_gemm, "compute")
-        if measured is not None:
-            return measured
-        peak = bounds(self.cpu.fp32_peak, "compute")
-        if peak is None:
-            return None
-        share = bounds(self.cpu.gemm_efficiency, "ratio")
-        share = share or gemm_share(self._core_kind(), self.cpu.extensions)
-        return peak.times(share)
 
     def _core_peaks(self) -> list[float] | None:
         """FLOP/s of every core, the fastest first; None if a cluster's rate is unknown."""
@@ -533,8 +524,7 @@ _FIGURE = ("value", "low", "high", "threads", "unit", "kind", "source", "unknown
 
 def profile_toml(profile: DeviceProfile, *, comment: str = "") -> str:
     """The text of a profile's file; parsing it gives an equal profile."""
-    content = profile.model_dump(mode="json", exclude_none=True)
-    return "\n".join(_lines(content, comment)) + "\n"
+    return "\n".join(_lines(profile.model_dump(mode="json", exclude_none=True), comment)) + "\n"
 
 
 def _lines(content: dict[str, Any], comment: str) -> Iterator[str]:

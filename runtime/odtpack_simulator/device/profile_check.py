@@ -4,8 +4,6 @@ Reading a profile already refuses what cannot be true. What is here can be true 
 most often is not: it makes a warning, never an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final
@@ -82,8 +80,7 @@ def _subjects(profile: DeviceProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What a simulation judges, and the keys it needs; a matrix rate stands for its variants."""
     yield "memory in the foreground", ("memory.app_limit_foreground",)
     yield "memory in the background", ("memory.app_limit_background",)
-    limit = "memory.app_limit_foreground"
-    yield "low memory warning", (limit, "memory.low_memory_warning")
+    yield "low memory warning", ("memory.app_limit_foreground", "memory.low_memory_warning")
     yield "step time and time to finish", _TIME
     yield "checkpoint load", ("storage.read",)
     yield "checkpoint save", ("storage.write",)

@@ -1,7 +1,5 @@
 """What to change first when a check fails, from the result alone and with what that would give."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from statistics import fmean

@@ -4,8 +4,6 @@
 results and budgets give the same comparison.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar

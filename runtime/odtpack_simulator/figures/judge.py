@@ -15,8 +15,6 @@
    fails at level "warn" as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -242,8 +240,7 @@ def _memory_limit(
         message=message,
         advice=advice.for_device_limit(result, device, judged) if status == "fail" else None,
     )
-    detail = memory.detail or message
-    settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
+    settled = memory.model_copy(update={"outcome": outcome, "detail": memory.detail or message})
     return check, device.model_copy(update={"memory": settled})
 
 
@@ -395,8 +392,7 @@ def _outcome(fall: HeldOutFall | None, losses: Losses, held: int) -> tuple[Check
     if before is not None and after is not None:
         change += f" ({format_number(before)} to {format_number(after)})"
     what = f"the loss on {fall.samples} held-out samples {change}"
-    least = LEAST_SHARE * abs(before or 0.0)
-    if fall.low > 0 and fall.fall <= least:
+    if fall.low > 0 and fall.fall <= LEAST_SHARE * abs(before or 0.0):
         return "fail", f"{what}, less than a thousandth: the model hardly learned"
     if fall.low > 0:
         return "pass", f"{what}; ± {noise} would be noise"

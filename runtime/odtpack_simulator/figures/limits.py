@@ -11,8 +11,6 @@ Devices share limits, those of all of them or of an operating system, as far as 
 file short: a few devices have tables of their own, many are grouped together.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -20,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -85,7 +83,6 @@ class Limit:
     # `figure` is the limit itself (`absolute`), or how far a figure may be above, or below zero
     # under, that of a baseline: in percent of it (`percent`), or in the metric's unit
     # (`difference`).
-
     figure: float
     kind: Kind = "absolute"
     level: CheckLevel = "error"  # What exceeding it means
@@ -121,14 +118,11 @@ def _read(value: object, metric: Metric[Subject]) -> Limit:
     floor = metric.better == "higher"
     if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
         why = "a floor is not below 0 and falls by less than 100 %"
-        msg = f"can never fail: {why}, found {value!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"can never fail: {why}, found {value!r:.60}")
     if bound.kind == "absolute" and bound.figure < 0 and metric.key != "final_loss":
-        msg = f"can never pass: only a loss may be below 0, found {value!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"can never pass: only a loss may be below 0, found {value!r:.60}")
     if not math.isfinite(bound.figure):
-        msg = f"{value!r:.60} is not a finite number"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r:.60} is not a finite number")
     return bound
 
 
@@ -140,8 +134,7 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
             msg = f"needs a finite number without quotes, such as {metric.example}, found {shown}"
             raise ValueError(msg)
         if metric.most is not None and value > metric.most:  # type: ignore[operator]
-            msg = f"must be at most {metric.most:g}, found {value}: 0.9 is 90 %"
-            raise ValueError(msg)
+            raise ValueError(f"must be at most {metric.most:g}, found {value}: 0.9 is 90 %")
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
         what = "a percentage" if metric.unit == "%" else "a number with a unit"
@@ -150,8 +143,7 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
     dimension, per_base = _DIMENSIONS[metric.unit]
     figure = parse_quantity(value, dimension, per_base)
     if metric.below is not None and figure >= metric.below:
-        msg = f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"must be below {metric.below:g} {metric.unit}, found {value!r:.60}")
     return figure
 
 
@@ -160,14 +152,12 @@ def _difference(sign: str, text: str, metric: Metric[Subject]) -> float:
     if metric.unit == "1":
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
             such = f'such as "{sign}2 %" or "{sign}0.01"'
-            msg = f"{sign + text[:40]!r} is neither a percentage nor a number, {such}"
-            raise ValueError(msg)
+            raise ValueError(f"{sign + text[:40]!r} is neither a percentage nor a number, {such}")
         return float(text)
     dimension, per_base = _DIMENSIONS[metric.unit]
     if dimension == "percentage":
         such = f'such as "{sign}5 %"'
-        msg = f"needs a percentage of the baseline, {such}, found {sign + text[:40]!r}"
-        raise ValueError(msg)
+        raise ValueError(f"needs a percentage of the baseline, {such}, found {sign + text[:40]!r}")
     return parse_quantity(text, dimension, per_base)
 
 
@@ -211,8 +201,7 @@ def _field(metric: Metric[Subject]) -> Any:
 
     def few(value: object) -> object:
         if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
-            msg = f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}"
-            raise ValueError(msg)
+            raise ValueError(f"must be a list of 1 to {MAX_LIMITS} limits, found {len(value)}")
         return value
 
     relative = "-5 %" if metric.better == "higher" else "+5 %"
@@ -342,7 +331,7 @@ class Budgets:
         """The same, or what is taken for an app of the device's system."""
         return self.footprint(profile.name, profile.os) or default_footprint(profile)
 
-    def only(self, devices: Iterable[str]) -> Budgets:
+    def only(self, devices: Iterable[str]) -> Self:
         """The same without the tables of other devices."""
         return replace(self, devices={k: self.devices[k] for k in devices if k in self.devices})
 

@@ -1,7 +1,5 @@
 """What a metric declares: how its figure is read from a result, and which way is better."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A metric that budgets can limit is one declaration here. The budget file's keys 
 judging, suggesting, comparing, the topic of reports that shows it and the documentation follow.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models of device in a fleet, and what a round costs on each."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -225,10 +223,9 @@ def measure_devices(
     if not fleet.population.devices:
         return []
     profiles = _profiles(fleet)
-    samples = len(next(iter(data.arrays.values())))
     plan = make_sample_plan(
         package.manifest.input_specs(),
-        samples,
+        len(next(iter(data.arrays.values()))),
         batch_size=batch_size,
         epochs=1,
         seed=fleet.seed,

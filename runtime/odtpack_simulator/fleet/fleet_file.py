@@ -3,15 +3,14 @@
 The declarations below are what the file is checked by, and ``docs/fleet.md`` is made from them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -36,14 +35,14 @@ HOURS: Final = 24
 Condition = Literal["idle", "charging", "unmetered"]
 
 
+@dataclass(frozen=True)
 class Quantity:
     """Validator: a number with a unit of a dimension, in its base unit."""
 
-    def __init__(
-        self, dimension: str, example: str, *, positive: bool = True, least: str | None = None
-    ) -> None:
-        self.dimension, self.example, self.positive = dimension, example, positive
-        self.least = least
+    dimension: str
+    example: str
+    positive: bool = True
+    least: str | None = None
 
     def __call__(self, value: object) -> float:
         """The number in the base unit."""
@@ -52,11 +51,9 @@ class Quantity:
             raise ValueError(msg[:200])
         number = parse_quantity(value, self.dimension)
         if self.positive and not number > 0:
-            msg = f"must be more than nothing, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must be more than nothing, found {value!r}"[:200])
         if self.least is not None and number < parse_quantity(self.least, self.dimension):
-            msg = f"must be at least {self.least}, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must be at least {self.least}, found {value!r}"[:200])
         return number
 
 
@@ -100,8 +97,7 @@ class _Table(Part):
         if info.field_name != "learns" and any(
             isinstance(each, bool) for each in (value if isinstance(value, list) else [value])
         ):
-            msg = f"must not be true or false, found {value!r}"
-            raise ValueError(msg[:200])
+            raise ValueError(f"must not be true or false, found {value!r}"[:200])
         return value
 
 
@@ -125,7 +121,7 @@ class DataTable(_Table):
     samples alike. Needs a package that classifies; a label that its loss ignores is no class."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> DataTable:
+    def _in_order(self) -> Self:
         _ordered(self.samples)
         return self
 
@@ -144,7 +140,7 @@ class AvailabilityTable(_Table):
     `state_traces.json`. Each client is one of its devices."""
 
     @model_validator(mode="after")
-    def _one_model(self) -> AvailabilityTable:
+    def _one_model(self) -> Self:
         if self.trace is not None and (self.idle or self.charging or self.unmetered):
             msg = "a trace takes the place of idle, charging and unmetered: leave out one of them"
             raise ValueError(msg)
@@ -235,7 +231,7 @@ class FederationTable(_Table):
     """Updates longer than this many times the round's median are refused, as is NaN."""
 
     @model_validator(mode="after")
-    def _enough(self) -> FederationTable:
+    def _enough(self) -> Self:
         if self.minimum > self.clients:
             msg = f"minimum is {self.minimum}, more than the {self.clients} clients of a round"
             raise ValueError(msg)
@@ -254,8 +250,7 @@ class FederationTable(_Table):
             msg = "fedavg takes no server_learning_rate: it is one of fedavgm and fedadam"
             raise ValueError(msg)
         if self.strategy != "fedavgm" and self.server_momentum is not None:
-            msg = f"{self.strategy} takes no server_momentum: it is one of fedavgm"
-            raise ValueError(msg)
+            raise ValueError(f"{self.strategy} takes no server_momentum: it is one of fedavgm")
         return self
 
     def evaluated(self, number: int) -> bool:
@@ -282,7 +277,7 @@ class TrafficTable(_Table):
     """What a device takes while it sends or receives. Without it that energy is not counted."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> TrafficTable:
+    def _in_order(self) -> Self:
         _ordered(self.down)
         _ordered(self.up)
         return self
@@ -311,7 +306,7 @@ class FleetBudgets(_Table):
     """Whether it must learn: the loss on the held-out samples must fall by more than its noise."""
 
     @model_validator(mode="after")
-    def _until_what(self) -> FleetBudgets:
+    def _until_what(self) -> Self:
         if self.accuracy is None and (self.rounds is not None or self.days is not None):
             msg = "rounds and days count until an accuracy is reached: set accuracy as well"
             raise ValueError(msg)
@@ -335,7 +330,7 @@ class FleetFile(_Table):
     """Goals, and limits on costs."""
 
     @model_validator(mode="after")
-    def _fills(self) -> FleetFile:
+    def _fills(self) -> Self:
         clients = self.population.clients
         for name in ("buffer", "minimum"):
             count = getattr(self.federation, name)

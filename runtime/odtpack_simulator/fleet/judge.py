@@ -3,8 +3,6 @@
 How figures are judged is the business of :mod:`odtpack_simulator.figures`.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -133,11 +131,6 @@ def _took_part(played: Played) -> Figure:
     return Figure(value=share, reason=reason)
 
 
-def _advise(otherwise: str) -> Callable[[Played, float], str]:
-    """What to change first: the largest loss of clients, and where they are few, this."""
-    return lambda played, _limit: first_change(played.result, otherwise)
-
-
 def _sooner(played: Played, _limit: float) -> str:
     every = played.result.settings.get("federation.every")
     shorter = "; or start rounds sooner: a shorter federation.every" if every else ""
@@ -153,16 +146,9 @@ def _send_less(played: Played, _limit: float) -> str:
     )
 
 
-def _learn(played: Played, _limit: float) -> str:
-    return _to_learn(played.result)
-
-
-def _compute_less(_played: Played, _limit: float) -> str:
-    return (
-        "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
-    )
-
-
+_LESS: Final = (
+    "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
+)
 _LONGER: Final = "train longer: more rounds, more clients a round, or more epochs in each"
 _MORE_AT_ONCE: Final = "learn more in each round: more clients in it, or more epochs"
 _MORE_CLIENTS: Final = "choose more clients: more rounds, or more clients in each"
@@ -172,7 +158,8 @@ _whole = partial(Metric, scope="package")
 _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
-        words="the accuracy is {}", example="0.9", chance=of_errors, advise=_learn,
+        words="the accuracy is {}", example="0.9", chance=of_errors,
+        advise=lambda played, _: _to_learn(played.result),
         meaning="Accuracy on the held-out samples at the end.",
         read=lambda played: _of_model(played, lambda run: run.accuracy, _NO_CLASSES),
     ),
@@ -180,7 +167,7 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
         better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
         meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
-        chance=of_errors, advise=_learn,
+        chance=of_errors, advise=lambda played, _: _to_learn(played.result),
         read=lambda played: _of_model(played, lambda run: run.worst_tenth, _NO_CLASSES),
     ),
     _whole(
@@ -190,12 +177,12 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         read=lambda played: _of_model(
             played, lambda run: run.loss, "the loss is not finite", never=True
         ),
-        advise=_learn,
+        advise=lambda played, _: _to_learn(played.result),
     ),
     _whole(
         key="participation", title="Participation", unit="share", topic="Sessions",
         better="higher", words="{} of the population took part", example="80 %", chance=of_errors,
-        advise=_advise(_MORE_CLIENTS),
+        advise=lambda played, _: first_change(played.result, _MORE_CLIENTS),
         meaning="Share of the population with an answer averaged at least once.",
         read=lambda played: _mean(played, lambda run: run.took_part, "", "counted"),
     ),
@@ -211,13 +198,14 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="energy_per_device", title="Energy of a device", unit="J", topic="Energy",
         words="a device takes up to {}", example="50 J", read=_most_energy,
-        advise=_compute_less,
+        advise=lambda *_: _LESS,
         meaning="Energy of any device that took part.",
     ),
     _whole(
         key="rounds", title="Rounds until the accuracy", unit="1", topic="Finish",
         words="{how} takes {}", noun=" rounds", example="20", chance=of_errors,
-        meaning="Rounds until `accuracy` is reached.", advise=_advise(_MORE_AT_ONCE),
+        meaning="Rounds until `accuracy` is reached.",
+        advise=lambda played, _: first_change(played.result, _MORE_AT_ONCE),
         read=partial(_until, read=lambda point: float(point.round)),
     ),
     _whole(
@@ -235,7 +223,7 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="energy", title="Energy of a device, mean", unit="J", topic="Energy",
         words="a device takes {}", example="50 J", chance=of_errors,
-        meaning="Energy of a device that was chosen.", advise=_compute_less,
+        meaning="Energy of a device that was chosen.", advise=lambda *_: _LESS,
         read=lambda played: _mean(
             played, lambda run: run.energy_j, "the power is unknown", "predicted"
         ),
@@ -244,7 +232,7 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         key="took_part", title="Participation", unit="share", scope="device",
         topic="Sessions", better="higher", words="{} of its clients took part", example="80 %",
         meaning="Share of a device's clients with an answer averaged at least once.",
-        read=_took_part, advise=_advise(_MORE_CLIENTS),
+        read=_took_part, advise=lambda played, _: first_change(played.result, _MORE_CLIENTS),
     ),
 )  # fmt: skip
 
@@ -477,8 +465,7 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
         message = f"{shortened(check.message)} (worst of {count} seeds: {said})"
         checks.append(check.model_copy(update={"message": message}))
     runs = [seed_run(each) for each in results]
-    update = {"seeds": runs, "checks": checks, "verdict": verdict_of(checks)}
-    return first.model_copy(update=update)
+    return first.model_copy(update={"seeds": runs, "checks": checks, "verdict": verdict_of(checks)})
 
 
 # Two federations side by side.

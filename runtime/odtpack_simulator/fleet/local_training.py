@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -212,9 +212,8 @@ class LocalTrainer:
                 steps += 1
         losses = [loss for loss in losses if math.isfinite(loss)]
         loss = sum(losses) / len(losses) if losses else math.nan
-        return LocalUpdate(
-            self.initial(), len(indices), steps, loss, time.perf_counter() - start
-        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        return LocalUpdate(self.initial(), len(indices), steps, loss, seconds)
 
     def optimizer_state(self) -> Arrays:
         """Copies of the step count, the moments and the loss scale, by name."""
@@ -319,11 +318,6 @@ class Group:
     round_number: int  # Number of the round in which it does
     clients: Sequence[tuple[int, Indices]]  # Number and samples of each
 
-    def pieces(self, size: int) -> Iterator[Group]:
-        """The same in groups of so many clients at most."""
-        for at in range(0, len(self.clients), size):
-            yield Group(self.arrays, self.round_number, self.clients[at : at + size])
-
 
 class ClientPool:
     """Trains clients; use it in a ``with`` statement."""
@@ -372,8 +366,11 @@ class ClientPool:
                     report(len(updates), count)
             return updates
         size = max(1, -(-count // (self._executor.jobs * _PIECES)))
-        pieces = [piece for group in groups for piece in group.pieces(size)]
-        work = [(piece, self._settings, self._sent) for piece in pieces]
+        work = [
+            (replace(group, clients=group.clients[at : at + size]), self._settings, self._sent)
+            for group in groups
+            for at in range(0, len(group.clients), size)
+        ]
         for found in self._executor.in_order(_train, work):
             updates += found
             report(len(updates), count)

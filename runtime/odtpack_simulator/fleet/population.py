@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,18 +77,6 @@ ABSENCE: Final = {"idle": "in use", "charging": "not charging", "unmetered": "on
 Clients = npt.NDArray[np.int64]
 
 
-class Availability(Protocol):
-    """When clients may train."""
-
-    def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """For each reason, which of the clients are absent by it now, and by none before it."""
-        ...
-
-    def leaves(self, client: int, now: int, until: int) -> int | None:
-        """When a client that is there now no longer is; None if not before ``until``."""
-        ...
-
-
 @dataclass(frozen=True)
 class HourModel:
     """The model by the hour; times are nanoseconds from the first midnight."""
@@ -98,7 +86,7 @@ class HourModel:
     shares: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """See :class:`Availability`."""
+        """For each reason, which of the clients are absent by it now, and by none before it."""
         absent: dict[str, npt.NDArray[np.bool_]] = {}
         gone = np.zeros(len(clients), np.bool_)
         if not self.shares:
@@ -111,7 +99,7 @@ class HourModel:
         return absent
 
     def leaves(self, client: int, now: int, until: int) -> int | None:
-        """See :class:`Availability`."""
+        """When a client that is there now no longer is; None if not before ``until``."""
         if not self.shares:
             return None
         number = np.array([client], np.int64)
@@ -126,8 +114,7 @@ class HourModel:
         return None
 
     def _shifts(self, clients: Clients) -> Clients:
-        minutes = uniforms((self.seed, _MINUTES), clients) * (_HOUR - 1)
-        return minutes.astype(np.int64)
+        return (uniforms((self.seed, _MINUTES), clients) * (_HOUR - 1)).astype(np.int64)
 
     def _levels(self, name: str, clients: Clients, hours: Clients) -> Uniforms:
         days = (hours - _NOON) // HOURS
@@ -135,22 +122,8 @@ class HourModel:
         for day in np.unique(days):  # two at most: clients are less than an hour apart
             chosen = days == day
             # Days are counted from the noon before the first midnight.
-            words = (self.seed, _STREAMS[name], int(day) + 1)
-            levels[chosen] = uniforms(words, clients[chosen])
+            levels[chosen] = uniforms((self.seed, _STREAMS[name], int(day) + 1), clients[chosen])
         return levels
-
-
-def make_availability(fleet: FleetFile) -> Availability:
-    """What a fleet file asks for."""
-    table = fleet.population.availability
-    if table.trace is not None:
-        return read_trace(table.trace, fleet.population.requires, fleet.seed)
-    shares: dict[str, npt.NDArray[np.float64]] = {
-        name: np.array(hours)
-        for name in dict.fromkeys(fleet.population.requires)
-        if (hours := getattr(table, name)) is not None
-    }
-    return HourModel(fleet.seed, shares)
 
 
 MAX_TRACE_BYTES: Final = 1024 * 1024 * 1024
@@ -189,7 +162,7 @@ class FlashTrace:
     seed: int
 
     def absences(self, clients: Clients, now: int) -> dict[str, npt.NDArray[np.bool_]]:
-        """See :class:`~odtpack_simulator.fleet.population.Availability`."""
+        """See :class:`HourModel`."""
         of = self._devices(clients)
         used = np.unique(of)
         ready = np.zeros(len(self.devices), np.bool_)
@@ -199,15 +172,30 @@ class FlashTrace:
         return {"not ready by its trace": ~ready[of]}
 
     def leaves(self, client: int, now: int, until: int) -> int | None:
-        """See :class:`~odtpack_simulator.fleet.population.Availability`."""
+        """See :class:`HourModel`."""
         device = self.devices[int(self._devices(np.array([client], np.int64))[0])]
         end = device.ready_until(now // NS)
         leaving = now if end is None else end * NS
         return leaving if leaving < until else None
 
     def _devices(self, clients: Clients) -> Clients:
-        share = uniforms((self.seed, _DEVICE), clients)
-        return (share * len(self.devices)).astype(np.int64)
+        return (uniforms((self.seed, _DEVICE), clients) * len(self.devices)).astype(np.int64)
+
+
+Availability = HourModel | FlashTrace
+
+
+def make_availability(fleet: FleetFile) -> Availability:
+    """When clients may train, as a fleet file says."""
+    table = fleet.population.availability
+    if table.trace is not None:
+        return read_trace(table.trace, fleet.population.requires, fleet.seed)
+    shares: dict[str, npt.NDArray[np.float64]] = {
+        name: np.array(hours)
+        for name in dict.fromkeys(fleet.population.requires)
+        if (hours := getattr(table, name)) is not None
+    }
+    return HourModel(fleet.seed, shares)
 
 
 def read_trace(path: str, requires: Collection[str], seed: int) -> FlashTrace:
@@ -370,13 +358,10 @@ class Client:
         share = uniform((self.population.fleet.seed, _SAMPLES), self.number)
         return least + int(share * (most - least + 1))
 
-    def down_rate(self) -> float:
-        """Bytes per second to it."""
-        return self._between(_DOWN, self.population.fleet.traffic.down)
-
-    def up_rate(self) -> float:
-        """Bytes per second from it."""
-        return self._between(_UP, self.population.fleet.traffic.up)
+    def rates(self) -> tuple[float, float]:
+        """Bytes per second to it, and from it."""
+        traffic = self.population.fleet.traffic
+        return self._between(_DOWN, traffic.down), self._between(_UP, traffic.up)
 
     def lost_at(self, *when: int) -> float | None:
         """After which share of its work it falls silent; None where it does not."""
@@ -388,22 +373,22 @@ class Client:
 
     def label_shares(self) -> npt.NDArray[np.float64]:
         """Its share of each class; as in the data where the fleet has no label skew."""
-        return self._labels(
-            np.random.default_rng([self.population.fleet.seed, _LABELS, self.number])
-        )
+        return self._labels(self._random())
 
     def samples(self) -> Indices:
         """Its samples, drawn with replacement from those to train on."""
         data, skew = self.population.data, self.population.fleet.population.data.dirichlet
-        random = np.random.default_rng([self.population.fleet.seed, _LABELS, self.number])
+        random = self._random()
         if skew is None:
             return data.train[random.integers(len(data.train), size=self.examples)]
-        counts = random.multinomial(self.examples, self._labels(random))
         return np.concatenate([
             data.classes[label][random.integers(len(data.classes[label]), size=count)]
-            for label, count in enumerate(counts)
+            for label, count in enumerate(random.multinomial(self.examples, self._labels(random)))
             if count
         ] or [np.empty(0, np.int64)])  # fmt: skip
+
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng([self.population.fleet.seed, _LABELS, self.number])
 
     def _labels(self, random: np.random.Generator) -> npt.NDArray[np.float64]:
         classes = self.population.data.classes

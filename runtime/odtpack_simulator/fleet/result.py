@@ -3,8 +3,6 @@
 Its figures and checks are in :mod:`odtpack_simulator.fleet.judge`.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter
@@ -198,8 +196,7 @@ class SeedRun(Part):
 
     def curve(self, *, by_day: bool, by_accuracy: bool) -> list[tuple[float, float | None]]:
         """Accuracy or loss by simulated day or by round, from before the first round on."""
-        start = (0.0, self.accuracy_before if by_accuracy else self.loss_before)
-        return [start] + [
+        return [(0.0, self.accuracy_before if by_accuracy else self.loss_before)] + [
             (p.day if by_day else float(p.round), p.accuracy if by_accuracy else p.loss)
             for p in self.points
         ]

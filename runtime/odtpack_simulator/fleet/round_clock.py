@@ -6,8 +6,6 @@ A pure function of the population, the devices and the time: nothing is trained.
 that is chosen comes to exactly one end.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter
@@ -210,8 +208,7 @@ class RoundClock:
         session = device.session(steps)
         traffic = self.population.fleet.traffic
         payload = math.ceil(self.payload * traffic.compression)
-        down = 0 if device.ideal else math.ceil(payload / client.down_rate() * NS)
-        up = 0 if device.ideal else math.ceil(payload / client.up_rate() * NS)
+        down, up = (0 if device.ideal else math.ceil(payload / r * NS) for r in client.rates())
         trained = down + session.duration
         finish = trained + up
         # What cuts it off, and when; the first of all counts.
@@ -257,8 +254,7 @@ class RoundClock:
             return None
         day = now // (86_400 * NS)
         level = uniform((self.population.fleet.seed, _LEVEL, int(day)), client.number)
-        spare = (level - _FLOOR) * device.battery_j
-        seconds = max(0.0, spare / device.watts)
+        seconds = max(0.0, (level - _FLOOR) * device.battery_j / device.watts)
         at = down + int(seconds * NS)
         return at if at < down + duration else None
 

@@ -5,8 +5,6 @@ product, a large copy, and chains of operators with nothing to do. A rate is the
 best of many runs, as is usual for what a machine can reach (STREAM does so).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -59,10 +57,9 @@ def kernel_names(model: str | os.PathLike[str]) -> dict[str, str]:
     """What to call the native kernels of a model, by their operators."""
     from odtpack_runtime.package.checks import read_model
 
-    graph = read_model(Path(model)).graph
     return {
         node.op_type: f"native {attribute.s.decode()}"
-        for each in graphs(graph)
+        for each in graphs(read_model(Path(model)).graph)
         for node in each.node
         if node.domain == DOMAIN
         for attribute in node.attribute
@@ -147,17 +144,16 @@ def _tensors(entries: Sequence[Mapping[str, Sequence[int]]]) -> list[Tensor]:
     ]
 
 
-class Operator(NamedTuple):
-    """A node of the model: operator, names of its inputs and of its output, attributes."""
+def _parsed(nodes: str, inputs: str, result: str) -> bytes:
+    """A model of these texts of ONNX."""
+    from onnx import parser
 
-    op_type: str
-    inputs: Sequence[str]
-    output: str
-    attributes: Mapping[str, Any] = {}
+    head = f'<ir_version: 8, opset_import: ["": 13]> calibration ({inputs}) => ({result})'
+    return bytes(parser.parse_model(f"{head} {{ {nodes} }}").SerializeToString())
 
 
-def bound_operators(
-    operators: Sequence[Operator],
+def bound_model(
+    nodes: str,  # In ONNX's text form: from the inputs to `y`
     inputs: Mapping[str, tuple[int, ...]],
     result: tuple[int, ...],
     threads: int,
@@ -167,23 +163,11 @@ def bound_operators(
     int8: bool = False,  # The inputs are unsigned bytes and the result has 32-bit integers
 ) -> Callable[[], object]:
     """Open a session of float32 operators, bound to memory, and return what runs it."""
-    # `operators`: The nodes in order; the value of the last one is the model's result.
     # `profile`: Start of the path of the profile that the session writes when it goes.
-    from onnx import ModelProto, TensorProto, helper
-
     given, made = (np.uint8, np.int32) if int8 else (np.float32, np.float32)
-    types = (TensorProto.UINT8, TensorProto.INT32) if int8 else (TensorProto.FLOAT,) * 2
-
-    graph = helper.make_graph(
-        [
-            helper.make_node(each.op_type, each.inputs, [each.output], **each.attributes)
-            for each in operators
-        ],
-        "calibration",
-        [helper.make_tensor_value_info(name, types[0], shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(operators[-1].output, types[1], result)],
-    )
-    model = ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
+    types = ("uint8", "int32") if int8 else ("float", "float")
+    fed = ", ".join(f"{types[0]}{list(shape)} {name}" for name, shape in inputs.items())
+    model = _parsed(nodes, fed, f"{types[1]}{list(result)} y")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -192,9 +176,7 @@ def bound_operators(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(0)
     feeds: dict[str, Array] = {
         name: (16 * random.random(shape, dtype=np.float32)).astype(given)
@@ -206,7 +188,7 @@ def bound_operators(
     binding = session.io_binding()
     for name, value in feeds.items():
         binding.bind_input(name, "cpu", 0, given, value.shape, address(value))
-    binding.bind_output(operators[-1].output, "cpu", 0, made, result, address(output))
+    binding.bind_output("y", "cpu", 0, made, result, address(output))
 
     def run(_: object = (feeds, output)) -> None:  # ONNX Runtime holds bare addresses
         session.run_with_iobinding(binding)
@@ -296,8 +278,8 @@ def operator_seconds(
     """Durations of one operator on float32 tensors, run again and again."""
     names = [f"input{index}" for index in range(len(shapes))]
     inputs = dict(zip(names, shapes, strict=True))
-    operator = Operator(op_type, names, "output")
-    work = bound_operators([operator], inputs, shapes[-1], threads, int8=int8)
+    node = f"y = {op_type} ({', '.join(names)})"
+    work = bound_model(node, inputs, shapes[-1], threads, int8=int8)
     return list(_seconds(work, seconds))
 
 
@@ -310,17 +292,15 @@ def runtime_costs() -> tuple[float, float]:
         for _ in range(_CHAIN_RUNS):
             run()
         del run  # a session writes its profile when it goes
-        file = next(Path(folder).glob("chain*.json"))
-        nodes = typical_step(model_runs(file), _CHAIN_RUNS)
-    profiled = statistics.fmean(node.us for node in nodes)
-    return node_us, max(0.0, profiled - node_us)
+        nodes = typical_step(model_runs(next(Path(folder).glob("chain*.json"))), _CHAIN_RUNS)
+    return node_us, max(0.0, statistics.fmean(node.us for node in nodes) - node_us)
 
 
 def _chain(length: int, profile: Path | None = None) -> Callable[[], object]:
     shape = (_CHAIN_ELEMENTS,)
-    values = itertools.pairwise(f"value{index}" for index in range(length + 1))
-    operators = [Operator("Neg", [before], after) for before, after in values]
-    return bound_operators(operators, {"value0": shape}, shape, 1, profile=profile)
+    values = itertools.pairwise(["x", *(f"value{index}" for index in range(1, length)), "y"])
+    nodes = "\n".join(f"{after} = Neg ({before})" for before, after in values)
+    return bound_model(nodes, {"x": shape}, shape, 1, profile=profile)
 
 
 def median_seconds(work: Callable[[], object], seconds: float, most: int | None = 200) -> float:
@@ -389,44 +369,30 @@ def _gpu_seconds(
     dtype: np.dtype[np.floating] | None = None,
 ) -> float:
     """Seconds of one operator: what a longer chain takes more, whose sum is read at its end."""
-    best = [min(_runs(device, op_type, shape, length, dtype)) for length in chains]
-    return max(best[1] - best[0], 1e-9) / (chains[1] - chains[0])
 
+    def best(length: int) -> float:
+        """Seconds of a chain, the least of some runs, once it has run."""
+        more = ", v0" if op_type == "MatMul" else ""
+        nodes = [f"v{index + 1} = {op_type} (v{index}{more})" for index in range(length)]
+        text = f"""
+            v0 = Cast <to = {10 if dtype == np.float16 else 1}> (x)
+            {" ".join(nodes)}
+            m = ReduceMax <keepdims = 0> (v{length})
+            y = Cast <to = 1> (m)"""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = device.session(_parsed(text, f"float{list(shape)} x", "float y"), options)
+        feeds = {"x": np.full(shape, 1 / max(shape), np.float32)}
+        found = []
+        for _ in range(4):
+            start = time.perf_counter()
+            try:
+                session.run(None, feeds)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise run_failed(error) from error
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
-def _runs(
-    device: Device,
-    op_type: str,
-    shape: tuple[int, ...],
-    length: int,
-    dtype: np.dtype[np.floating] | None,
-) -> list[float]:
-    """Seconds of a chain, again and again, once it has run."""
-    from onnx import ModelProto, TensorProto, helper
-
-    half = dtype == np.float16
-    nodes = [helper.make_node("Cast", ["x"], ["v0"], to=10 if half else 1)]
-    for index in range(length):
-        inputs = [f"v{index}", *(["v0"] if op_type == "MatMul" else [])]
-        nodes.append(helper.make_node(op_type, inputs, [f"v{index + 1}"]))
-    nodes.append(helper.make_node("ReduceMax", [f"v{length}"], ["m"], keepdims=0))
-    nodes.append(helper.make_node("Cast", ["m"], ["y"], to=1))
-    graph = helper.make_graph(
-        nodes, "gpu",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ())],
-    )  # fmt: skip
-    model = ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = device.session(model.SerializeToString(), options)
-    feeds = {"x": np.full(shape, 1 / max(shape), np.float32)}
-    found = []
-    for _ in range(4):
-        start = time.perf_counter()
-        try:
-            session.run(None, feeds)
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise run_failed(error) from error
-        found.append(time.perf_counter() - start)
-    return found[1:]
+    short, long = map(best, chains)
+    return max(long - short, 1e-9) / (chains[1] - chains[0])

@@ -1,7 +1,5 @@
 """The host: what it is, how fast its storage is, and when it is quiet."""
 
-from __future__ import annotations
-
 import io
 import mmap
 import os

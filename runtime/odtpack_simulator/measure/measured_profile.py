@@ -1,7 +1,5 @@
 """Device profiles from measurements, and the files of measurements that kits' benchmarks write."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -12,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import onnxruntime
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -21,8 +19,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure.calibration import (
     GpuRates,
-    Operator,
-    bound_operators,
+    bound_model,
     copy_bandwidth,
     gemm_flops,
     measure_gpu,
@@ -82,16 +79,15 @@ MAX_MEASUREMENTS_BYTES: Final = 2**20
 _MOST_VALUES: Final = 10_000
 
 
-def _integral(value: object) -> object:
-    """A count of bytes that a kit wrote as a floating-point number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 _Rate = Annotated[float, Field(ge=1, le=1e17)]
 _Rates = Annotated[list[_Rate], Field(max_length=_MOST_VALUES)]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 _Times = Annotated[list[_Seconds], Field(max_length=_MOST_VALUES)]
-_Bytes = Annotated[int, BeforeValidator(_integral), Field(ge=2**20, le=2**50)]
+_Bytes = Annotated[
+    int,  # That a kit may have written as a floating-point number
+    BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x),
+    Field(ge=2**20, le=2**50),
+]
 _Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .,:;+()/-]+$")]
 
 
@@ -107,13 +103,11 @@ class Sustained(Part):
     gemm_flops: _Rates
 
     @model_validator(mode="after")
-    def _in_order(self) -> Sustained:
+    def _in_order(self) -> Self:
         if len(self.seconds) != len(self.gemm_flops):
-            msg = f"has {len(self.seconds)} times and {len(self.gemm_flops)} rates"
-            raise ValueError(msg)
+            raise ValueError(f"has {len(self.seconds)} times and {len(self.gemm_flops)} rates")
         if self.seconds != sorted(self.seconds):
-            msg = "needs times in rising order"
-            raise ValueError(msg)
+            raise ValueError("needs times in rising order")
         return self
 
 
@@ -169,11 +163,10 @@ class DeviceMeasurements(Part):
     gpu_operator_seconds: _Times = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _limit_within_memory(self) -> DeviceMeasurements:
+    def _limit_within_memory(self) -> Self:
         limit, memory = self.memory_limit_bytes, self.memory_bytes
         if limit is not None and memory is not None and limit > memory:
-            msg = f"grants the app {limit} bytes of a device that has {memory}"
-            raise ValueError(msg)
+            raise ValueError(f"grants the app {limit} bytes of a device that has {memory}")
         return self
 
 
@@ -184,8 +177,7 @@ def load_measurements(path: Path) -> DeviceMeasurements:
     )
     hint = "name the JSON that a kit's benchmark wrote: docs/formats/measurements.md"
     try:
-        content = json.loads(data, parse_int=_whole)
-        return DeviceMeasurements.model_validate(content, strict=True)
+        return DeviceMeasurements.model_validate(json.loads(data, parse_int=_whole), strict=True)
     except ValidationError as error:
         key, problem = first_problem(error, DeviceMeasurements)
         text = f"the measurements are wrong at {key}: {problem}"
@@ -234,6 +226,7 @@ def imported_profile(
             text = f"the measurements hold no {key}, without which no time can be predicted"
             raise OdtpackError("measurements-incomplete", text, hint="run the whole benchmark")
     source = f"benchmark of the {measured.kit} kit, ONNX Runtime {measured.onnxruntime}"
+    ram, limit = measured.memory_bytes, measured.memory_limit_bytes
     content: Figure = {
         "schema_version": 1,
         "name": name,
@@ -241,7 +234,15 @@ def imported_profile(
         "vendor": like.vendor if like else name.partition("/")[0],
         "os": system or measured.system or (like.os if like else _BY_KIT.get(measured.kit)),
         "validated": True,
-        "memory": _imported_memory(measured, source),
+        "memory": {
+            "ram": unknown("the system does not report it")
+            if ram is None
+            else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
+            "app_limit_foreground": unknown("the system does not report an app its limit")
+            if limit is None
+            else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
+            "bandwidth": _bandwidth(measured, source),
+        },
         "cpu": _rates(measured, "3 x 3 convolution, 64 channels, 56 x 56, batch 4", source),
         "storage": _storage(measured, source),
         **_throttling(measured.sustained, source),
@@ -321,19 +322,6 @@ def _rate(values: Sequence[float] | str, unit: str, factor: float, source: str) 
     return repeated(values, factor, unit, source)
 
 
-def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
-    ram, limit = measured.memory_bytes, measured.memory_limit_bytes
-    return {
-        "ram": unknown("the system does not report it")
-        if ram is None
-        else whole_mebibytes(ram, "measured", f"as the system reports it: {source}"),
-        "app_limit_foreground": unknown("the system does not report an app its limit")
-        if limit is None
-        else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
-        "bandwidth": _bandwidth(measured, source),
-    }
-
-
 def _bandwidth(measured: DeviceMeasurements, source: str) -> Figure:
     text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
     return _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text)
@@ -405,6 +393,12 @@ def measured_profile(
     gpu: GpuRates | None = None,
 ) -> DeviceProfile:
     """Put measurements of this machine into a profile."""
+    if sys.platform not in OS_NAMES:
+        raise OdtpackError(
+            "system-unknown",
+            f"profiles know no system called {sys.platform!r}",
+            hint=f"run it on {', '.join(sorted(OS_NAMES.values()))}",
+        )
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if waited > _MOST_WAITED:
@@ -414,7 +408,7 @@ def measured_profile(
         "name": name,
         "title": title,
         "vendor": name.partition("/")[0],
-        "os": _system(),
+        "os": OS_NAMES[sys.platform],
         "validated": False,
         "sustained_fraction": unknown(_SHORT),
         "time_to_throttle": unknown(_SHORT),
@@ -432,16 +426,6 @@ def measured_profile(
     if machine.processor:
         content["soc"] = machine.processor
     return DeviceProfile.model_validate(content)
-
-
-def _system() -> str:
-    if sys.platform not in OS_NAMES:
-        raise OdtpackError(
-            "system-unknown",
-            f"profiles know no system called {sys.platform!r}",
-            hint=f"run it on {', '.join(sorted(OS_NAMES.values()))}",
-        )
-    return OS_NAMES[sys.platform]
 
 
 def _memory(machine: Machine, measured: DeviceMeasurements, source: str) -> Figure:
@@ -609,19 +593,15 @@ def conv_flops(threads: int, effort: Effort) -> float:
     # Operations are those of the definition (two per weight and output), whatever the kernel saves:
     # this is the rate that a layer's cost divided by its time gives. The weights are an input, as
     # they are in a training step, so none are laid out anew before.
-    return max(_convolution(*shape, threads, effort) for shape in _CONVOLUTIONS)
-
-
-def _convolution(
-    batch: int, inputs: int, outputs: int, side: int, threads: int, effort: Effort
-) -> float:
-    convolution = Operator("Conv", ["images", "weight"], "result", {"pads": [1, 1, 1, 1]})
-    work = bound_operators(
-        [convolution],
-        {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
-        (batch, outputs, side, side),
-        threads,
-        optimized=True,
-    )
-    operations = 2 * batch * outputs * side * side * inputs * 9
-    return operations / median_seconds(work, effort.convolution_seconds, most=None)
+    rates = []
+    for batch, inputs, outputs, side in _CONVOLUTIONS:
+        work = bound_model(
+            "y = Conv <pads = [1, 1, 1, 1]> (images, weight)",
+            {"images": (batch, inputs, side, side), "weight": (outputs, inputs, 3, 3)},
+            (batch, outputs, side, side),
+            threads,
+            optimized=True,
+        )
+        operations = 2 * batch * outputs * side * side * inputs * 9
+        rates.append(operations / median_seconds(work, effort.convolution_seconds, most=None))
+    return max(rates)

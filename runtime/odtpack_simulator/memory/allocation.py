@@ -17,8 +17,6 @@ node that reads any tensor in it: between two tensors that share it by rule 4 it
 stays allocated. What is not read is freed only at the end of the run.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -87,7 +85,6 @@ class NodeUse:
     # buffers of the working memory, in bytes that the kernel asks for, and `outside` is the part of
     # it that comes from the heap even where there is an arena. `scratch_first` says that the kernel
     # asks for them before it asks for its output. `inside` is what subgraphs ask for, in its order.
-
     live: int
     working: int
     small: int = 0
@@ -240,7 +237,6 @@ class _Planner:
         self._device = device
         self._known = known
         self._threads = threads
-        self._outer = outer
         self._conditions = dict(conditions)
         self._values = {**outer, **graph.values}
         self._outputs = frozenset(graph.outputs)
@@ -248,7 +244,11 @@ class _Planner:
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
         # What is not read takes a buffer of its own, until the end.
         self._read = {name for node in graph.nodes for name in node.reads}
-        self._uses = self._count_uses()
+        # What is the caller's is never free, nor is what is of the graph around.
+        self._uses = Counter((*graph.inputs, *graph.initializers, *graph.outputs))
+        for node in graph.nodes:
+            self._uses.update(node.names)
+        self._uses.update(self._uses.keys() & outer.keys())
         self._free: dict[object, list[str]] = {}  # by size, most recently freed last
         self._buffers: dict[str, Buffer] = {}
         self._unknown: list[str] = []
@@ -280,15 +280,6 @@ class _Planner:
             self._unbounded,
             self._outputs.intersection(self._buffers),
         )
-
-    def _count_uses(self) -> Counter[str]:
-        graph = self._graph
-        # What is the caller's is never free, nor is what is of the graph around.
-        uses = Counter((*graph.inputs, *graph.initializers, *graph.outputs))
-        for node in graph.nodes:
-            uses.update(node.names)
-        uses.update(uses.keys() & self._outer.keys())
-        return uses
 
     def _root(self, name: str) -> str:
         return self._origin.get(name, name)
@@ -384,21 +375,18 @@ class _Planner:
             return 0, 0, (), ()
         if node.subgraphs:  # which count what their allocations add already
             return self._subgraphs(node)
-        scratch = self._scratch(node)
-        working = sum(map(allocated_size, scratch))
-        if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
-            return working, working, (), ()
-        return working, 0, scratch, ()
-
-    def _scratch(self, node: Node) -> tuple[int, ...]:
         # No kernel that takes any computes with 4 bits.
         inputs, outputs = (
             [(self._values[n].shape, math.ceil(self._values[n].itemsize)) for n in names if n]
             for names in (node.inputs, node.outputs)
         )
-        return workspaces(
+        scratch = workspaces(
             node.op_type, node.attributes, inputs, outputs, self._threads, domain=node.domain
         )
+        working = sum(map(allocated_size, scratch))
+        if node.op_type in FROM_HEAP and node.domain in ("", "ai.onnx"):
+            return working, working, (), ()
+        return working, 0, scratch, ()
 
     def _subgraphs(self, node: Node) -> Working:
         """Memory inside the subgraphs of a node: one branch, or one iteration and its results."""
@@ -448,8 +436,7 @@ class _Planner:
         self._unbounded |= turns is None and len(names) > states
         turns = _SOME_TURNS if turns is None else turns
         found: dict[str, int] = {}
-        wholes = [*itertools.repeat(None, states), *stacks]
-        for name, whole in itertools.zip_longest(names, wholes):
+        for name, whole in itertools.zip_longest(names, [*itertools.repeat(None, states), *stacks]):
             value = graph.values.get(name)  # None for what it reads around it, and returns
             nbytes = value.nbytes if value else 0
             if nbytes is None and whole and whole.nbytes is not None:

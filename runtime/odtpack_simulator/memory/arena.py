@@ -16,12 +16,10 @@ a chunk: the system gives memory when it is written to. For every :data:`UNIT` b
 the arena keeps an index of :data:`_HANDLE_BYTES`, written when it is opened.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest
@@ -61,12 +59,12 @@ class Arena:
     _pages_end: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, session: SessionInfo | None) -> Arena:
+    def of(cls, session: SessionInfo | None) -> Self:
         """The arena that the sessions of a package share, by what its manifest says."""
         if session is None:
             return cls()
         first = session.initial_chunk_size_bytes or FIRST_REGION_BYTES
-        return cls(_rounded(first), session.max_dead_bytes_per_chunk or MAX_DEAD_BYTES)
+        return cls(-(-first // UNIT) * UNIT, session.max_dead_bytes_per_chunk or MAX_DEAD_BYTES)
 
     @property
     def resident(self) -> int:
@@ -153,10 +151,6 @@ class Arena:
         self.touched += (last - first - known) * PAGE
 
 
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // UNIT) * UNIT
-
-
 # What the arenas of a training's sessions hold from one part of an app's life to the next.
 #
 # An arena gives nothing back before the last of its sessions is closed. So what counts is the
@@ -183,7 +177,6 @@ class SessionUse(NamedTuple):
     # :func:`~odtpack_simulator.memory.planning.held_weights`.
     # `native`: The sessions run native kernels, of the library that the environment names.
     # `switches`: The step model is loaded first, and the other two when gradients are asked for.
-
     sharing: Sharing
     step_model: bool
     weights_bytes: int = 0
@@ -265,8 +258,7 @@ class Arenas:
         """Run a session once: buffers come and go, a kernel's working memory with its node."""
         # Returns: Bytes that kernels take from the heap at the worst, beyond what the arenas come
         # to hold.
-        most = max(variant.run(session, plan) for variant in self._variants)
-        return max(0, most - self.resident)
+        return max(0, max(variant.run(session, plan) for variant in self._variants) - self.resident)
 
 
 class _Arenas:

@@ -5,8 +5,6 @@ buffers of copies, with 4 MiB that the driver's library keeps for them,
 and the check of a first step.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

@@ -7,8 +7,6 @@ profile gives the bytes in use before, during and after a node; the tests repeat
 that for the operators that training graphs contain.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -275,8 +273,7 @@ def _packed(_: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
 def _registers(program: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
     """Numbers of all registers of a program, and of the sums that each of its tasks has."""
     reads, results = program[0], program[2 : 2 + program[1]]
-    start = 2 + len(results)
-    code = [program[index : index + 4] for index in range(start, len(program), 4)]
+    code = [program[index : index + 4] for index in range(2 + len(results), len(program), 4)]
     whole: Shape = np.broadcast_shapes(*shapes)
     if not math.prod(whole):
         return 0

@@ -22,8 +22,6 @@ the package's own models, a frozen layer with the training model without its gra
 optimizer without state with a model of plain SGD.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -45,8 +43,11 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
+from odtpack_runtime.session.native import count_operators
+from odtpack_runtime.training.optimizer import state_layout
 from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
+from odtpack_simulator.memory.allocation import allocated_size
 from odtpack_simulator.memory.arena import Arenas, SessionUse, sharing_of
 from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers
 from odtpack_simulator.memory.planning import Item, MemoryPlan, Phase
@@ -193,7 +194,9 @@ class ArenaPlans:
         adds, update = self.manifest.accumulation_steps > 1, self.update
         written = moments if update is None else ()
         ungraded = [*self.fed, *models.afresh.kept]
-        added = [*running, *(planning.gradients_copy(self.manifest.parameters) if adds else ())]
+        # A step that adds to gradients is undone with a copy of them, from the first such step on.
+        copy = adds * sum(item.nbytes for item in self.gradients)
+        added = [*running, Item("copy of the accumulated gradients", copy, "gradients")]
         # Where batches differ, an arena still grows in later passes.
         for number in range(_PASSES if models.left and not self.once else 1):
             if resumed or number:  # the moments were read or written
@@ -226,8 +229,7 @@ class ArenaPlans:
         """What each pass needs at its peak."""
         models = self.models
         own = (models.afresh, models.adding, *models.left, *models.held_out)
-        work = filter(None, (*own, self.update))
-        return {each: each.at_peak(self.heap) for each in work}
+        return {each: each.at_peak(self.heap) for each in filter(None, (*own, self.update))}
 
     @cached_property
     def _timeline(self) -> tuple[TimelinePoint, ...]:
@@ -268,7 +270,11 @@ def plan_arenas(
     level = manifest.session.optimization_level if manifest.session else "all"
     layout = planning.flat_layout(manifest)
     contract = planning.optimizer_contract(package)
-    kernels = session_memory.kernel_bytes(manifest) if use.native else 0
+    kernels = 0
+    if use.native:
+        counts = count_operators(manifest.operators.by_model())
+        each = zip(counts, session_memory.BYTES_PER_KERNEL, strict=True)
+        kernels = session_memory.BYTES_OF_LIBRARY + sum(count * nbytes for count, nbytes in each)
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         graph = load(path, sizes, threads=threads, level=level, native=use.native)
@@ -320,7 +326,10 @@ def plan_arenas(
     woken = sum(threads > 1 and session_memory.divides_work(each.graph) for each in ran)
     scratch = session_memory.scratch_bytes([each.graph for each in ran], threads)
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
-    parameters = list(planning.parameter_items(manifest.parameters))
+    flat = [(p.name, p.role, planning.flat_bytes(p)) for p in manifest.parameters]
+    parameters = [Item(name, nbytes, "parameters") for name, _, nbytes in flat]
+    # What a step whose loss is not finite is undone with.
+    statistics = sum(nbytes for _, role, nbytes in flat if role == "state")
     work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
     ends = models.afresh.ends + models.held_out[0].ends
     bindings = values = 0
@@ -348,13 +357,31 @@ def plan_arenas(
             *(process, _threads(threads, len(sessions), woken)),
             *(item for session in sessions for item in session.items),
             *parameters,
-            *planning.batch_items(manifest, shapes),
-            *planning.statistics_copy(manifest.parameters),
+            *(
+                Item(
+                    spec.name,
+                    allocated_size(math.prod(shapes[spec.name]) * spec.dtype.itemsize),
+                    "inputs",
+                )
+                for spec in manifest.input_specs()
+            ),
+            Item("copy of the running statistics", statistics, "parameters"),
             Item("values of a run", max(0, values), "session"),
-            *((Item("native kernels at work", scratch, "session"),) if scratch else ()),
+            Item("native kernels at work", scratch, "session"),
         ],
-        gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
-        moments=list(planning.state_items(contract, layout)),
+        gradients=[
+            Item(f"{planning.GRADIENT}{name}", nbytes, "gradients")
+            for name, role, nbytes in flat
+            if role == "trainable" and not is_whole
+        ],
+        moments=[
+            Item(
+                f"moment {index + 1} of all parameters",
+                state_layout(layout, contract, index).nbytes,
+                "optimizer_state",
+            )
+            for index in range(len(contract.state))
+        ],
         threads=threads,
         once=steps == 1,
     )
@@ -411,7 +438,9 @@ def _one_model(
 
 def _threads(threads: int, opened: int, woken: int = 0) -> Item:
     """What the threads of open sessions take, of which some did work."""
-    return Item("threads", session_memory.thread_bytes(threads, opened, woken), "session")
+    each = opened * session_memory.BYTES_PER_THREAD
+    each += woken * session_memory.BYTES_PER_RUNNING_THREAD
+    return Item("threads", (threads - 1) * each, "session")
 
 
 def _loading(sessions: Sequence[planning.Session]) -> Item:
@@ -429,10 +458,8 @@ _LARGE_SHARE: Final = 0.5
 """Of the trained elements: a parameter above it may be worth freezing by itself."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Freeze:
-    title: str
-    names: frozenset[str]
+_Freeze = tuple[str, frozenset[str]]
+"""Names of parameters to freeze, and what they are, in words."""
 
 
 def plan_changes(
@@ -496,8 +523,7 @@ class _Variants:
         if self.package.manifest.segments is not None:
             return  # each has its own gradients
         graph = self.training.graph
-        external = onnx.TensorProto.EXTERNAL
-        if any(tensor.data_location == external for tensor in graph.initializer):
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in graph.initializer):
             return  # what is written elsewhere would not find its data
         layers = trained_layers(graph, self.package.manifest)
         count = len(layers)
@@ -507,12 +533,12 @@ class _Variants:
         prefixes = sorted({1, count // 3, 2 * count // 3, count - 1} - {0})
         large = _elements((largest,)) >= _LARGE_SHARE * sum(map(_elements, layers))
         if large and largest not in layers[0]:
-            yield _Freeze(f"'{largest.name}'", frozenset({largest.name}))
+            yield f"'{largest.name}'", frozenset({largest.name})
         for length in prefixes:
             names = frozenset(p.name for layer in layers[:length] for p in layer)
             last = layers[length - 1][0].name
             title = f"the first {length} of {count} trained layers (up to '{last}')"
-            yield _Freeze(title if length > 1 else f"the first trained layer ('{last}')", names)
+            yield (title if length > 1 else f"the first trained layer ('{last}')"), names
 
     def planned(
         self, size: int | None, freeze: _Freeze | None, stateless: bool
@@ -526,19 +552,20 @@ class _Variants:
             steps = manifest.accumulation_steps * batch // size
             manifest = dataclasses.replace(manifest, accumulation_steps=steps)
         if freeze is not None:
+            frozen = freeze[1]
             parameters = tuple(
-                dataclasses.replace(p, role="frozen", offset=None) if p.name in freeze.names else p
+                dataclasses.replace(p, role="frozen", offset=None) if p.name in frozen else p
                 for p in manifest.parameters
             )
             manifest = dataclasses.replace(manifest, parameters=parameters, groups=())
-            if freeze.names not in self.without:
+            if frozen not in self.without:
                 model = onnx.ModelProto()
                 model.CopyFrom(self.training)
-                drop_gradients(model.graph, freeze.names)
+                drop_gradients(model.graph, frozen)
                 path = self.folder / f"{len(self.without)}.onnx"
                 onnx.save(model, str(path))
-                self.without[freeze.names] = path
-            package = dataclasses.replace(package, training_model=self.without[freeze.names])
+                self.without[frozen] = path
+            package = dataclasses.replace(package, training_model=self.without[frozen])
         if stateless:
             package = dataclasses.replace(package, optimizer_model=self._plain_sgd(manifest))
         use = self.use
@@ -556,7 +583,7 @@ class _Variants:
             return None
         return PlannedChange(
             micro_batch=size,
-            freeze=None if freeze is None else freeze.title[:1000],
+            freeze=None if freeze is None else freeze[0][:1000],
             stateless_optimizer=stateless,
             peak_bytes=plan.peak.nbytes,
         )

@@ -6,8 +6,6 @@ at all. Most of these behave like an ONNX operator of the same name. What comes
 after them is inferred again, sizes that the graph itself computes included.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -17,6 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 from onnx import TensorProto, helper
 
@@ -150,8 +149,7 @@ def _scan(node: onnx.NodeProto, scope: Scope) -> list[Typed]:
     """Results of a Scan: its states, and what a turn gives, as often as there are turns."""
     body = _body(node)
     states = len(body.input) - _attribute(node, "num_scan_inputs", 0)
-    given = body_inputs(node, scope)
-    inside = _inside(body, scope, given)
+    inside = _inside(body, scope, body_inputs(node, scope))
     whole = scope.found.get(node.input[states], (0, None))[1]
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0])
     length = whole[axes[0] % len(whole)] if whole else None
@@ -382,8 +380,7 @@ def _fused_matmul(node: onnx.NodeProto, inputs: Sequence[Typed]) -> list[Typed]:
         swapped = _attribute(node, f"trans{letter}", 0)
         operands.append((*batch, columns, rows) if swapped else (*batch, rows, columns))
     left, right = operands
-    outer = np.broadcast_shapes(left[:-2], right[:-2])
-    return [(inputs[0][0], (*outer, left[-2], right[-1]))]
+    return [(inputs[0][0], (*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1]))]
 
 
 def _infer_alike(
@@ -465,8 +462,9 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-def _channels(node: onnx.NodeProto, dims: Dims, channels: Dim) -> Dims:
+def _reorder_output(node: onnx.NodeProto, dims: Dims) -> Dims:
     last = _attribute(node, "channels_last", 0)
+    channels = _attribute(node, "channels", 0) or dims[1]
     return (dims[0], *dims[2:], channels) if last else (dims[0], channels, *dims[2:])
 
 
@@ -493,9 +491,7 @@ _BODIES = {"If": _if, "Loop": _loop, "Scan": _scan}
 
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,
-    (NCHWC_DOMAIN, "ReorderOutput"): lambda node, dims: _channels(
-        node, dims, _attribute(node, "channels", 0) or dims[1]
-    ),
+    (NCHWC_DOMAIN, "ReorderOutput"): _reorder_output,
     (NCHWC_DOMAIN, "Upsample"): _upsample,
     (MICROSOFT_DOMAIN, "BiasGelu"): lambda _, dims: dims,
     (MICROSOFT_DOMAIN, "FastGelu"): lambda _, dims: dims,
@@ -508,15 +504,12 @@ def nchwc_block() -> int:
     """Channels per block of ONNX Runtime's blocked layout on this processor: 8 or 16."""
     # Found by optimizing a convolution with 24 output channels and looking to how many its weight
     # was padded.
-    weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [weight],
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13]>
+        probe (float[1, 16, 8, 8] x) => (float[] y) { y = Conv (x, w) }"""
     )
-    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[helper.make_opsetid("", 13)])
+    weight = onnx.numpy_helper.from_array(np.ones((24, 16, 3, 3), np.float32), "w")
+    model.graph.initializer.append(weight)
     with scratch_folder("plan") as folder:
         path = Path(folder) / "probe.onnx"
         options = onnxruntime.SessionOptions()

@@ -94,11 +94,6 @@ def _conv(inputs: Tensors, outputs: Tensors, weights: int = 1) -> float:
     return 2.0 * outputs[0].size * math.prod(inputs[weights].shape[1:])
 
 
-def _conv_transpose(inputs: Tensors, outputs: Tensors) -> float:
-    """Each input element meets every weight of its channel: the weights are (C, M / group, k)."""
-    return 2.0 * inputs[0].size * math.prod(inputs[1].shape[1:])
-
-
 def _gemm(inputs: Tensors, outputs: Tensors) -> float:
     """(M, K) by (K, N), either transposed: K is what M leaves of the first matrix."""
     return 2.0 * outputs[0].size * inputs[0].size / outputs[0].shape[0]
@@ -143,8 +138,7 @@ def _attention(inputs: Tensors, outputs: Tensors) -> float:
     """Scores of every query with every key, then as many products with the values."""
     # Query and result are (batch, length, heads * d) or (batch, heads, length, d); the length of
     # the keys is their last axis but one in both.
-    length = inputs[1].shape[-2]
-    return 2.0 * length * (inputs[0].size + outputs[0].size)
+    return 2.0 * inputs[1].shape[-2] * (inputs[0].size + outputs[0].size)
 
 
 def _depthwise(inputs: Tensors, outputs: Tensors) -> float:
@@ -154,21 +148,12 @@ def _depthwise(inputs: Tensors, outputs: Tensors) -> float:
     return 2.0 * planes.size * math.prod(weight.shape[1:])
 
 
-def _product(inputs: Tensors, outputs: Tensors) -> float:
-    """Codes, scales, and x, each row of which meets a matrix."""
-    return 2.0 * outputs[0].size * inputs[2].shape[-1]
-
-
-def _transposed(inputs: Tensors, outputs: Tensors) -> float:
-    """(M, K) transposed by (M, N)."""
-    return 2.0 * outputs[0].size * inputs[0].shape[0]
-
-
 _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "Attention": lambda i, o: _packed_attention(i, o) if len(i[1].shape) == 2 else _attention(i, o),
     "Conv": _conv,
     "ConvInteger": _conv,
-    "ConvTranspose": _conv_transpose,
+    # Each input element meets every weight of its channel: the weights are (C, M / group, k).
+    "ConvTranspose": lambda i, _: 2.0 * i[0].size * math.prod(i[1].shape[1:]),
     "FusedConv": _conv,
     "FusedGemm": _gemm,
     "FusedMatMul": _fused_matmul,
@@ -182,8 +167,9 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "QLinearMatMul": _matmul,
     "RNN": _recurrent,
     "native depthwise": _depthwise,
-    "native product": _product,
-    "native transposed": _transposed,
+    # Codes, scales, and x, each row of which meets a matrix.
+    "native product": lambda i, o: 2.0 * o[0].size * i[2].shape[-1],
+    "native transposed": lambda i, o: 2.0 * o[0].size * i[0].shape[0],  # (M, K)ᵀ by (M, N)
     "TransposeMatMul": _fused_matmul,
 }
 

@@ -3,8 +3,6 @@
 :mod:`odtpack_simulator.memory.memory_plan` makes the plan.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, Self
 
 import numpy as np
 import onnx
@@ -30,7 +28,6 @@ from odtpack_runtime.session.graph_signature import (
     RESET_NAME,
 )
 from odtpack_runtime.session.segments import segment_name
-from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_simulator.device.kits import MAPPING_KITS, Kit
 from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
@@ -108,7 +105,7 @@ class MemoryPlan:
     unknown: tuple[str, ...]  # Tensors whose size depends on data; they are estimates
     unbounded: bool = False  # Whether what a Loop keeps does: nothing stands for it
 
-    def bounded(self) -> MemoryPlan:
+    def bounded(self) -> Self:
         """The plan, if it says what a training takes at most."""
         if self.unbounded:
             raise OdtpackError(
@@ -209,13 +206,6 @@ def flat_layout(manifest: Manifest) -> Layout:
     return Layout.pack((p.name, p.shape, np.dtype(p.dtype)) for p in trainable)
 
 
-def state_items(contract: OptimizerContract, layout: Layout) -> Iterable[Item]:
-    """What the optimizer keeps, a vector each."""
-    for index in range(len(contract.state)):
-        nbytes = state_layout(layout, contract, index).nbytes
-        yield Item(f"moment {index + 1} of all parameters", nbytes, "optimizer_state")
-
-
 def moved(layout: Layout, copies: int) -> Iterable[Item]:
     """What is moved into a flat buffer exists twice, one parameter's after the other's."""
     largest = max(layout.slots, key=lambda slot: slot.nbytes, default=None)
@@ -224,35 +214,9 @@ def moved(layout: Layout, copies: int) -> Iterable[Item]:
         yield Item(f"{largest.name} as it was read", nbytes, "parameters")
 
 
-def _slots(parameters: Iterable[ParameterInfo]) -> Iterable[tuple[str, int]]:
-    """Each parameter with the bytes it takes in a flat buffer, the gap after it included."""
-    for parameter in parameters:
-        dtype = np.dtype(parameter.dtype)
-        yield parameter.name, Layout.pack([(parameter.name, parameter.shape, dtype)]).nbytes
-
-
-def parameter_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """All parameters."""
-    return (Item(name, nbytes, "parameters") for name, nbytes in _slots(parameters))
-
-
-def gradient_items(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """Gradients of the trained ones."""
-    trainable = (p for p in parameters if p.role == "trainable")
-    return (Item(f"{GRADIENT}{name}", nbytes, "gradients") for name, nbytes in _slots(trainable))
-
-
-def statistics_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """What a step whose loss is not finite is undone with: a copy of the running statistics."""
-    slots = _slots(p for p in parameters if p.role == "state")
-    if nbytes := sum(nbytes for _, nbytes in slots):
-        yield Item("copy of the running statistics", nbytes, "parameters")
-
-
-def gradients_copy(parameters: Iterable[ParameterInfo]) -> Iterable[Item]:
-    """The same where a step adds to gradients, from the first such step on."""
-    if nbytes := sum(item.nbytes for item in gradient_items(parameters)):
-        yield Item("copy of the accumulated gradients", nbytes, "gradients")
+def flat_bytes(parameter: ParameterInfo) -> int:
+    """The bytes that a parameter takes in a flat buffer, the gap after it included."""
+    return Layout.pack([(parameter.name, parameter.shape, np.dtype(parameter.dtype))]).nbytes
 
 
 def exported(manifest: Manifest) -> Iterable[Item]:
@@ -268,13 +232,6 @@ def exported(manifest: Manifest) -> Iterable[Item]:
         if p.name in manifest.inference.parameters and (p.scale or p.model_dtype)
     )
     yield Item("a parameter in the model's type", max(converted, default=0), "activations")
-
-
-def batch_items(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> Iterable[Item]:
-    """One batch of every input."""
-    for spec in manifest.input_specs():
-        nbytes = int(np.prod(shapes[spec.name], dtype=np.int64)) * spec.dtype.itemsize
-        yield Item(spec.name, allocated_size(nbytes), "inputs")
 
 
 # Frozen weights of segments that a kit holds in memory, as it cannot map their file.
@@ -295,8 +252,7 @@ def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
 
     def read_by(model: str, names: Mapping[str, str]) -> int:
         if model not in inputs:
-            graph = read_model(package.path / model).graph
-            inputs[model] = [value.name for value in graph.input]
+            inputs[model] = [value.name for value in read_model(package.path / model).graph.input]
         return sum(sizes.get(segment_name(names, own), 0) for own in inputs[model])
 
     runs = [(each.forward, each.names) for each in info.segments]
@@ -530,27 +486,18 @@ def plan_segments(
     """Plan the passes of a package of segments, of batches of these shapes."""
     models = _Models(package, info, threads, load)
 
-    def forth_and_back(shapes: Mapping[str, Sequence[int]], *, afresh: bool) -> Pass:
-        work = _PassOf(models, shapes, {RESET_NAME: afresh})
-        for segment in info.segments:
-            work.run(segment.forward, segment.names)
-        work.run(package.training_model.name, {}, ends=True)
-        for segment in reversed(info.segments):
-            if segment.backward is not None:
-                work.run(segment.backward, segment.names, gradient=True)
-        return work.done()
+    def through(shapes: Mapping[str, Sequence[int]], afresh: bool | None = None) -> Pass:
+        """Forth and back; forth alone in an evaluation, which has no gradients to begin."""
+        last = (package.eval_model if afresh is None else package.training_model).name
+        steps = [*((each.forward, each.names, False) for each in info.segments), (last, {}, False)]
+        back = () if afresh is None else reversed(info.segments)
+        steps += [(each.backward, each.names, True) for each in back if each.backward is not None]
+        return models.run(shapes, {} if afresh is None else {RESET_NAME: afresh}, steps, last)
 
-    def forth(shapes: Mapping[str, Sequence[int]]) -> Pass:
-        work = _PassOf(models, shapes)
-        for segment in info.segments:
-            work.run(segment.forward, segment.names)
-        work.run(package.eval_model.name, {}, ends=True)
-        return work.done()
-
-    afresh, adding = (forth_and_back(trained[0], afresh=afresh) for afresh in (True, False))
-    last = package.manifest.accumulation_steps == 1
-    left = tuple(forth_and_back(shapes, afresh=last) for shapes in trained[1:])
-    held_out = tuple(forth(shapes) for shapes in evaluated)
+    afresh, adding = through(trained[0], True), through(trained[0], False)
+    alone = package.manifest.accumulation_steps == 1
+    left = tuple(through(shapes, alone) for shapes in trained[1:])
+    held_out = tuple(map(through, evaluated))
     names = [name for name in info.files() if name != info.weights]
     training = [models.sessions[name] for name in (*names, package.training_model.name)]
     evaluation = models.sessions[package.eval_model.name]
@@ -565,7 +512,7 @@ class _Models:
     def __init__(
         self, package: Package, info: SegmentsInfo, threads: int, load: OpenSession
     ) -> None:
-        self.threads = threads
+        self._threads = threads
         self.sessions: dict[str, Session] = {}
         self._folder, self._load = package.path, load
         self._inputs: dict[str, set[str]] = {}
@@ -596,72 +543,56 @@ class _Models:
         shown = {own: self._modules.get(name, name) for own, name in own.items()}
         return Labels(session.graph, own, shown=shown, later="grad/", gradient=gradient)
 
-
-class _PassOf:
-    """A pass as it is put together."""
-
-    def __init__(
-        self,
-        models: _Models,
-        shapes: Mapping[str, Sequence[int]],
-        conditions: Mapping[str, bool] | None = None,
-    ) -> None:
-        self._models, self._conditions = models, conditions or {}
-        self._known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
-        self._runs: list[Run] = []
-        self._kept: dict[str, int] = {}
-        self._passing: dict[str, int] = {}
-        self._turn = 1
-
-    def done(self) -> Pass:
-        """The pass."""
-        kept, passing = (
-            tuple(Item(name, nbytes, "activations") for name, nbytes in values.items())
-            for values in (self._kept, self._passing)
-        )
-        return Pass(tuple(self._runs), kept, passing)
-
     def run(
-        self, file: str, names: Mapping[str, str], *, gradient: bool = False, ends: bool = False
-    ) -> None:
-        """Add a run of a segment."""
-        # `names`: What is called differently in the segment.
-        # `gradient`: It is a backward model.
-        # `ends`: It is the last one, which returns the outputs of all.
-        session, fed = self._models.session(file, names, self._known)
-        values = session.graph.values
-        sizes: dict[str, int] = {}
-        for own, given in fed.items():
-            sizes |= {
-                dim: size
-                for dim, size in zip(values[own].dims or (), given, strict=False)
-                if isinstance(dim, str)
-            }
-        fresh: list[str] = []
-        for index, own in enumerate(session.graph.outputs):
-            name, value = segment_name(names, own), values[own]
-            if name.endswith(GRADIENT_SUFFIX) or (ends and index == 0):
-                continue  # in memory of its own
-            shape: Shape | None
-            returned = ends and not name.endswith(COTANGENT_SUFFIX)
-            if name.endswith(COTANGENT_SUFFIX):
-                shape = self._known.get(name.removesuffix(COTANGENT_SUFFIX))
-                self._turn = 3 - self._turn
-                called = f"gradient between segments {self._turn}"
-            else:
-                shape = None if returned else _sized(value.dims, sizes)
-                called = f"value {name}"
-            held = self._passing if returned else self._kept
-            if shape is None:
-                shape = value.shape
-                fresh.append(own)
-            if shape is not None:
-                self._known[name] = shape
-                nbytes = allocated_size(math.ceil(math.prod(shape) * value.itemsize))
-                held[called] = max(held.get(called, 0), nbytes)
-        plan = session.plan(self._models.threads, fresh, self._conditions)
-        labels = self._models.labels(session, names, gradient=gradient)
-        self._runs.append(Run(session, plan, labels))
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        conditions: Mapping[str, bool],
+        # The file of each model, what is called differently in it, and whether it goes back.
+        steps: Iterable[tuple[str, Mapping[str, str], bool]],
+        last: str,  # The file that returns the outputs of all
+    ) -> Pass:
+        """A pass through models."""
+        known: dict[str, Shape] = {name: tuple(shape) for name, shape in shapes.items()}
+        runs: list[Run] = []
+        kept: dict[str, int] = {}
+        passing: dict[str, int] = {}
+        turn = 1
+        for file, names, gradient in steps:
+            session, fed = self.session(file, names, known)
+            values = session.graph.values
+            sizes: dict[str, int] = {}
+            for own, given in fed.items():
+                dims = zip(values[own].dims or (), given, strict=False)
+                sizes |= {dim: size for dim, size in dims if isinstance(dim, str)}
+            fresh: list[str] = []
+            for index, own in enumerate(session.graph.outputs):
+                name, value = segment_name(names, own), values[own]
+                if name.endswith(GRADIENT_SUFFIX) or (file == last and index == 0):
+                    continue  # in memory of its own
+                shape: Shape | None
+                returned = file == last and not name.endswith(COTANGENT_SUFFIX)
+                if name.endswith(COTANGENT_SUFFIX):
+                    shape = known.get(name.removesuffix(COTANGENT_SUFFIX))
+                    turn = 3 - turn
+                    called = f"gradient between segments {turn}"
+                else:
+                    shape = None if returned else _sized(value.dims, sizes)
+                    called = f"value {name}"
+                if shape is None:
+                    shape = value.shape
+                    fresh.append(own)
+                if shape is not None:
+                    known[name] = shape
+                    nbytes = allocated_size(math.ceil(math.prod(shape) * value.itemsize))
+                    held = passing if returned else kept
+                    held[called] = max(held.get(called, 0), nbytes)
+            plan = session.plan(self._threads, fresh, conditions)
+            runs.append(Run(session, plan, self.labels(session, names, gradient=gradient)))
+        items = (
+            tuple(Item(name, nbytes, "activations") for name, nbytes in held.items())
+            for held in (kept, passing)
+        )
+        return Pass(tuple(runs), *items)
 
 
 def _sized(dims: Dims | None, sizes: Mapping[str, int]) -> Shape | None:
@@ -684,8 +615,7 @@ def whole_graph(package: Package) -> onnx.GraphProto:
         return last
     whole = onnx.GraphProto()
     for number, segment in enumerate(info.segments):
-        path = package.path / segment.forward
-        graph = read_model(path).graph
+        graph = read_model(package.path / segment.forward).graph
         ends = {value.name for value in (*graph.input, *graph.output)}
         names = {
             name: segment_name(segment.names, name) if name in ends else f"{number}/{name}"

@@ -173,7 +173,6 @@ class Node:
     """One operator; ``inputs`` and ``outputs`` hold ``""`` for what is left out."""
 
     # `implicit` names the outer values that its subgraphs read.
-
     name: str
     op_type: str
     domain: str
@@ -200,7 +199,6 @@ class RuntimeGraph:
 
     # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
     # `initializers` maps names to bytes.
-
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
@@ -230,8 +228,7 @@ class RuntimeGraph:
             index = stack.pop()
             if index not in found:
                 found.add(index)
-                read = self.nodes[index].reads
-                stack += [producers[name] for name in read if name in producers]
+                stack += [producers[name] for name in self.nodes[index].reads if name in producers]
         return frozenset(found)
 
 
@@ -299,11 +296,14 @@ def _read(
             level="disabled", sizes=sizes,
         )  # fmt: skip
         inferred = onnx.load(str(inferred_path))
-    _set_sizes(inferred.graph, sizes)
+    for graph in graphs(inferred.graph):  # in subgraphs ONNX Runtime leaves the names
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in sizes:
+                    dim.dim_value = sizes[dim.dim_param]
     opset = next((o.version for o in optimized.opset_import if o.domain in ("", "ai.onnx")), 1)
     functions = {(each.domain, each.name): each for each in optimized.functions}
-    scope = _Scope({}, {}, {}, functions=functions)
-    return _convert(optimized.graph, inferred.graph, opset, scope)
+    return _convert(optimized.graph, inferred.graph, opset, _Scope({}, {}, {}, functions=functions))
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -347,15 +347,6 @@ def _name_sizes(
                 where=where,
             )
     return sizes
-
-
-def _set_sizes(whole: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
-    """Write the sizes of named dimensions into subgraphs, where ONNX Runtime leaves the names."""
-    for graph in graphs(whole):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param in sizes:
-                    dim.dim_value = sizes[dim.dim_param]
 
 
 def item_size(elem_type: int) -> float:
@@ -446,6 +437,10 @@ def _node(
     }
     if opset < 13 and node.op_type in ("LogSoftmax", "Softmax"):
         attributes["axis"] = -1  # these normalize rows of a matrix, whatever axis that begins at
+    outer: dict[str, None] = {}  # What subgraphs read from the graphs around them
+    for each in subgraphs.values():
+        read = itertools.chain(*(inner.reads for inner in each.nodes), each.outputs)
+        outer |= dict.fromkeys(name for name in read if name not in each.values)
     return Node(
         node.name or node.op_type,
         node.op_type,
@@ -454,14 +449,5 @@ def _node(
         tuple(node.output),
         attributes,
         subgraphs,
-        _outer_names(subgraphs.values()),
+        tuple(outer),
     )
-
-
-def _outer_names(subgraphs: Iterable[RuntimeGraph]) -> tuple[str, ...]:
-    """Values that subgraphs read from the graphs around them, each once."""
-    names: dict[str, None] = {}
-    for graph in subgraphs:
-        read = itertools.chain(*(node.reads for node in graph.nodes), graph.outputs)
-        names |= dict.fromkeys(name for name in read if name not in graph.values)
-    return tuple(names)

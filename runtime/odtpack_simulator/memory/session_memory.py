@@ -11,8 +11,6 @@ them, and on networks whose layers are frozen in part or all but the last. A bra
 constant of 4 MB that was folded in it takes these, and as much again for a rearranged copy.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -23,9 +21,7 @@ from typing import Final
 import onnx
 
 from odtpack_runtime.package.checks import read_model
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
-from odtpack_runtime.session.native import count_operators
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, native_scratch
@@ -146,18 +142,6 @@ _IN_ARENA: Final = frozenset({"ConvTranspose"})
 """Operators that turn the matrix of each group, and take the copy from the arena."""
 
 _PANEL: Final = 16
-
-
-def kernel_bytes(manifest: Manifest) -> int:
-    """Bytes of a session that has the native kernels of a package's models."""
-    counts = count_operators(manifest.operators.by_model())
-    each = sum(count * nbytes for count, nbytes in zip(counts, BYTES_PER_KERNEL, strict=True))
-    return BYTES_OF_LIBRARY + each
-
-
-def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
-    """Bytes of ``threads`` intra-operator threads of each open session, of which some woke."""
-    return (threads - 1) * (opened * BYTES_PER_THREAD + woken * BYTES_PER_RUNNING_THREAD)
 
 
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:

@@ -182,7 +182,13 @@ class RayExecutor(Executor):
         except ImportError as error:
             raise OdtpackError("ray-missing", "Ray is not installed.") from error
         self._ray: Any = ray
-        _check_address(address)
+        # Ray itself would try for minutes. Other addresses are "local" and "auto".
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon:
+            try:
+                socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            except (OSError, ValueError, OverflowError) as error:
+                raise _unreachable(address) from error
         # "local" is said as well: else Ray goes to a cluster that runs on this machine.
         options: dict[str, Any] = {
             "address": address, "log_to_driver": False, "logging_level": "ERROR"
@@ -305,17 +311,6 @@ def relocate(value: Any, moved: dict[str, str]) -> Any:
         changes = {name: each for name, each in after.items() if each != fields[name]}
         return dataclasses.replace(value, **changes) if changes else value
     return value
-
-
-def _check_address(address: str) -> None:
-    """Try whether anything listens: Ray itself would try for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:
-        return  # "local", "auto"
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise _unreachable(address) from error
 
 
 def _unreachable(address: str) -> OdtpackError:

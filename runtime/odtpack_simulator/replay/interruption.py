@@ -7,8 +7,6 @@ gives its memory back and starts anew. At the end every parameter, running stati
 is compared, bit by bit, with those of an uninterrupted training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -117,7 +115,6 @@ def interrupt(
         ("seed", seed, 0, 2**31 - 1),
     ):
         check_whole("bad-interruptions", what, value, least, most)
-    plan = plan_interruptions(job.steps, save_every, count, seed)
     with tempfile.TemporaryDirectory(prefix="odtpack-interrupt-", dir=job.folder) as folder:
         free = dataclasses.replace(job, task="train", evaluate=False, limit_bytes=None)
         undisturbed = _undisturbed(free, Path(folder) / "undisturbed")
@@ -125,7 +122,7 @@ def interrupt(
             free, folder=folder, keep_checkpoint=None, save_every=save_every, resume=True
         )
         log = _Log()
-        pending = list(plan)
+        pending = list(plan_interruptions(job.steps, save_every, count, seed))
         while True:
             kills = (i for i, each in enumerate(pending) if each.at != "memory warning")
             until = next(kills, len(pending))
@@ -151,8 +148,7 @@ def _undisturbed(job: Job, folder: Path) -> Path:
     """The checkpoint at the end of the uninterrupted training."""
     kept = job.saved_checkpoint
     if job.keep_checkpoint is not None and kept.is_file():
-        state = CheckpointState.load_checkpoint(kept)
-        position = load_position(state, job, run_digest(job))
+        position = load_position(CheckpointState.load_checkpoint(kept), job, run_digest(job))
         if position.step != job.steps:
             raise OdtpackError(
                 "bad-position",

@@ -26,7 +26,7 @@ from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.schedules import make_schedule
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.replay.limits import METHODS, LimitMethod
+from odtpack_simulator.memory.process_memory import METHODS, LimitMethod
 
 # What a child process is asked to do, and what it reports while it does it.
 #
@@ -111,16 +111,6 @@ class Job:
         folder = Path(self.training_model).parent
         return [] if beside is None else [folder / name for name in beside[0].files()]
 
-    @property
-    def keeps_position(self) -> bool:
-        """Whether the saved checkpoint holds the position, so that the training can go on."""
-        again = self.save_every is not None or bool(self.memory_warnings)
-        return again or self.resume or self.keep_checkpoint is not None
-
-    def saves_after(self, step: int) -> bool:
-        """Whether the training saves after so many steps."""
-        return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
-
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
         """Set the learning rate of the first step; return what sets that of the others."""
         if self.rate_kind is None:
@@ -130,8 +120,7 @@ class Job:
         settings = {
             k: tuple(v) if isinstance(v, list) else v for k, v in self.rate_settings.items()
         }
-        schedule = make_schedule(self.rate_kind, settings)
-        return LRScheduler(optimizer, schedule, self.learning_rate)
+        return LRScheduler(optimizer, make_schedule(self.rate_kind, settings), self.learning_rate)
 
     def write(self, path: Path) -> None:
         """Write the job to a file."""
@@ -324,7 +313,6 @@ class SamplePlan:
     # out is a share of all of them; the others are cut into pieces of equal size (the first ones
     # may have a sample more). Each piece is trained on for all epochs, by itself, before the next
     # one arrives.
-
     samples: int  # Number of samples
     batch_size: int  # Samples per batch
     epochs: int  # Passes over the training samples, of each piece
@@ -388,11 +376,6 @@ class SamplePlan:
         """Samples of the largest batch that occurs."""
         return min(self.batch_size, self.piece_samples(0))
 
-    @property
-    def pass_samples(self) -> set[int]:
-        """Samples of a pass over a piece: the first pieces may have one more than the last."""
-        return {self.piece_samples(0), self.piece_samples(self.pieces - 1)}
-
     def piece_samples(self, piece: int) -> int:
         """Number of samples of a piece, counted from 0."""
         least, more = divmod(self.train_samples, self.pieces)
@@ -441,8 +424,7 @@ class SamplePlan:
         """Indices of the samples of each batch of one pass."""
         train = self._split().train
         start = sum(self.piece_samples(index) for index in range(piece))
-        arrived = np.sort(train)[start : start + self.piece_samples(piece)]
-        own = train[np.isin(train, arrived)]
+        own = train[np.isin(train, np.sort(train)[start : start + self.piece_samples(piece)])]
         seed = [self.seed, 1 + piece * self.epochs + epoch]
         yield from self._cut(np.random.default_rng(seed).permutation(own))
 

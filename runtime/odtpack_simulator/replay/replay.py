@@ -1,7 +1,5 @@
 """Trains a package in a process of its own, within a memory limit if asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -30,9 +28,8 @@ from odtpack_runtime.training.optimizer import DEFAULT_LEARNING_RATE
 from odtpack_runtime.training.schedules import LearningRateSchedule, ScheduleSpec
 from odtpack_simulator.device.app import with_margin
 from odtpack_simulator.memory.arena import SessionUse
-from odtpack_simulator.memory.process_memory import child_environment
+from odtpack_simulator.memory.process_memory import Limiter, LimitMethod, child_environment
 from odtpack_simulator.replay.job import Job, Message, SamplePlan
-from odtpack_simulator.replay.limits import Limiter, LimitMethod
 from odtpack_simulator.replay.paired_loss import Groups, accuracy_inputs
 from odtpack_simulator.result import EvaluationPoint
 from odtpack_simulator.values.units import format_bytes
@@ -40,12 +37,8 @@ from odtpack_simulator.values.units import format_bytes
 # From a package and data to the training that a child process is asked to do.
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """The learning rate: what it starts from, and what it follows."""
-
-    initial: float
-    schedule: LearningRateSchedule | None
+Rate = tuple[float, LearningRateSchedule | None]
+"""The learning rate: what it starts from, and what it follows."""
 
 
 def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> Rate:
@@ -59,7 +52,7 @@ def choose_rate(manifest: Manifest, learning_rate: float | None, steps: int) -> 
             error.hint = f"the training makes {steps} steps: replay more epochs"
             raise
     rates = (learning_rate, proposed, DEFAULT_LEARNING_RATE)
-    return Rate(next(rate for rate in rates if rate is not None), follows)
+    return next(rate for rate in rates if rate is not None), follows
 
 
 def load_samples(
@@ -141,6 +134,7 @@ def make_job(
             hint="simulate the package built without privacy and with a batch size of 1",
         )
     logits, labels = accuracy_inputs(package.manifest)
+    initial, follows = rate
     return Job(
         task="train",
         training_model=str(package.training_model),
@@ -150,9 +144,9 @@ def make_job(
         folder=str(folder),
         data=dict(data),
         schedule=schedule,
-        learning_rate=rate.initial,
-        rate_kind=rate.schedule.kind if rate.schedule is not None else None,
-        rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
+        learning_rate=initial,
+        rate_kind=None if follows is None else follows.kind,
+        rate_settings={} if follows is None else follows.settings(),
         threads=threads,
         logits=logits,
         labels=labels,

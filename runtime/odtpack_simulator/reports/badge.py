@@ -1,7 +1,5 @@
 """A badge: how much room the tightest budget of a result leaves."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Final, Literal

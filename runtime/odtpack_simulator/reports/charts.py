@@ -4,8 +4,6 @@ Nothing is shown by colour alone: limits are dashed lines with a letter, and eve
 figure stands beside its drawing as text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean

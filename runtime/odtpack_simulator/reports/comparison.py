@@ -5,8 +5,6 @@ share a row, as do checks alike; a figure that does not depend on the device is 
 devices whose verdict changed have rows of their own, before the others.
 """
 
-from __future__ import annotations
-
 import itertools
 import textwrap
 from collections import Counter
@@ -286,8 +284,7 @@ def headline(comparison: Comparison) -> str:
     counts = [figure.direction for _, figure in comparison.figures()]
     worse, better = counts.count("worse"), counts.count("better")
     open_ = [f", {n} {each}" for each in _NOT_COMPARED if (n := counts.count(each))]
-    compared = sum(each not in _NOT_COMPARED for each in counts)
-    figures = counted(compared, "figure")
+    figures = counted(sum(each not in _NOT_COMPARED for each in counts), "figure")
     text = f"{worse} worse, {better} better of {figures} compared{''.join(open_)}"
     if comparison.verdict is None:
         return text
@@ -334,8 +331,7 @@ def render_text(comparison: Comparison, width: int = _UNBROKEN) -> str:
     wrap = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    broken = (wrap.wrap(line) or [""] for line in lines)
-    return "\n".join(itertools.chain(*broken)) + "\n"
+    return "\n".join(itertools.chain(*(wrap.wrap(line) or [""] for line in lines))) + "\n"
 
 
 def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:

@@ -1,7 +1,5 @@
 """The verdict for a terminal: a table of devices and what to change first, on stderr."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rich import box

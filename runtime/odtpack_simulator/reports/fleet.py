@@ -1,7 +1,5 @@
 """What a report says of a federation: headline, figures, the way of the clients, and drawings."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from typing import Any, Final

@@ -10,8 +10,6 @@ warnings and ten errors of a step, fifty of a job), and the runner's
 ``ActionCommand`` for what is escaped.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +87,7 @@ def _of_group(report: Report, members: list[tuple[Suite, Check]]) -> _Annotation
     advice = worst(members, report.kinds, [*SEVERITY])[1].advice
     if advice:
         lines.append(f"Change first: {advice}")
-    place = location(first.budget_location)
-    return _Annotation(_LEVELS[first.state], title, tuple(lines), place)
+    return _Annotation(_LEVELS[first.state], title, tuple(lines), location(first.budget_location))
 
 
 def _at_most(annotations: list[_Annotation]) -> list[_Annotation]:

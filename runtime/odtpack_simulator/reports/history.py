@@ -1,7 +1,5 @@
 """One page about many results: the trend of each device and budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -43,12 +41,11 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
         (title, [_row(metric, checks) for metric, checks in own.items()])
         for title, own in trends.items()
     ]
-    hosts = {each.host.cpu for each in ordered}
     return render_page(
         "history.html.j2",
         count=len(ordered),
         subjects=subjects,
-        hosts=len(hosts),
+        hosts=len({each.host.cpu for each in ordered}),
         results=[
             {
                 "made": _minute(each) or ("not a date" if each.origin.date else "unknown"),

@@ -1,7 +1,5 @@
 """The HTML report: one self-contained file without scripts, for desk and phone, day and night."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The JSON report: the result itself, as ``odtpack simulate`` stores it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from odtpack_simulator.reports.report import AnyResult, ReportFormat

@@ -5,8 +5,6 @@ failed check at level ``warn`` is a case that passes and says so in its output,
 and a check that could not be judged is skipped, with the reason.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final

@@ -4,8 +4,6 @@ A comment on GitHub holds 65,536 characters. What does not fit is left out row
 by row from the end, least important parts first, and the report says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@
 :class:`Report`; every format, and the console, draws one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -343,7 +341,6 @@ class Block:
     """A part of a Markdown text with rows that may be cut: ``head``, rows, ``tail``."""
 
     # `whole` parts are never cut: there is room for them before there is any for rows.
-
     head: str
     rows: Sequence[str] = ()
     tail: str = ""

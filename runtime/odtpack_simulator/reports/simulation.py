@@ -1,7 +1,5 @@
 """What a report says of a simulation: headline, figures, devices against topics, the campaign."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The sections of the page on a simulation: memory, latency, learning and interruptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from statistics import quantiles
@@ -203,8 +201,7 @@ def _phases(result: SimulationResult) -> list[Bar]:
 
 def _share_bar(name: str, nbytes: int, whole: int, remark: str = "") -> Bar:
     share = nbytes / max(1, whole)
-    drawing = charts.share_bar(share)
-    return Bar(name, remark, drawing, format_bytes(nbytes), format_percent(share))
+    return Bar(name, remark, charts.share_bar(share), format_bytes(nbytes), format_percent(share))
 
 
 _OPERATORS_SHOWN: Final = 10
@@ -268,8 +265,7 @@ def _latency_row(device: DeviceResult, axis: Axis, limit: float | None) -> Bar:
     judged = [check for check in device.checks if check.metric == "step_latency"]
     drawing = charts.interval_bar(interval, axis, limit, p90=p90.typical if p90 else None)
     remark = "estimate" if device.validated else f"estimate, {NOT_VALIDATED}"
-    state = verdict_of(judged) if judged else ""
-    return Bar(device.title, remark, drawing, figure, detail, state)
+    return Bar(device.title, remark, drawing, figure, detail, verdict_of(judged) if judged else "")
 
 
 def _host_interval(result: SimulationResult) -> Interval | None:

@@ -124,8 +124,7 @@ def _graph(graph: Any, kinds: Counter[str], operators: Counter[str], counts: Cou
         inner = [a.g for a in node.attribute if a.HasField("g")]
         inner += [g for a in node.attribute for g in a.graphs]
         names = sum(_length(name) for name in (node.name, *node.input, *node.output))
-        own = node.ByteSize() - sum(each.ByteSize() for each in inner) - names
-        operators[node.op_type] += own
+        operators[node.op_type] += node.ByteSize() - sum(each.ByteSize() for each in inner) - names
         counts[node.op_type] += 1
         kinds["names"] += names
         for each in inner:

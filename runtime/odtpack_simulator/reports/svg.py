@@ -5,8 +5,6 @@ pixels. A drawing therefore stretches with the page while its labels stay
 readable, on a phone as on a desk.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -245,6 +243,5 @@ def _thinned(points: Sequence[tuple[float, float] | None]) -> Sequence[tuple[flo
         if len(solid) < len(stretch):
             kept.append(None)
         if solid:
-            ends = {min(solid, key=lambda p: p[1]), max(solid, key=lambda p: p[1])}
-            kept += sorted(ends)
+            kept += sorted({min(solid, key=lambda p: p[1]), max(solid, key=lambda p: p[1])})
     return kept

@@ -1,7 +1,5 @@
 """A figure: every number that is judged, compared, suggested from or shown, and its check."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The base of all that pydantic checks, and its errors as one line a person can act on."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -27,8 +25,7 @@ class Part(BaseModel):
 
 def _number(value: object) -> object:
     if isinstance(value, bool):  # Python takes true for 1
-        msg = f"must be a whole number, found {shown_value(value)}"
-        raise ValueError(msg)
+        raise ValueError(f"must be a whole number, found {shown_value(value)}")
     return value
 
 

@@ -3,8 +3,6 @@
 Imports nothing large.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

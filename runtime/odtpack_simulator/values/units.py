@@ -57,8 +57,7 @@ class Interval(Part):
     @model_validator(mode="after")
     def _ordered(self) -> Interval:
         if not self.low <= self.typical <= self.high:
-            msg = "an interval needs low <= typical <= high"
-            raise ValueError(msg)
+            raise ValueError("an interval needs low <= typical <= high")
         return self
 
     @classmethod
@@ -108,12 +107,10 @@ def parse_quantity(text: str, dimension: str, per_base: float = 1.0) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         example = "MB" if dimension == "bytes" else next(reversed(UNITS[dimension]))
-        msg = f'{text[:40]!r} is not a number with a unit, such as "20 {example}"'
-        raise ValueError(msg)
+        raise ValueError(f'{text[:40]!r} is not a number with a unit, such as "20 {example}"')
     value = in_base_unit(match[1], match[2], dimension, per_base)
     if not math.isfinite(value):
-        msg = f"{text[:40]!r} is not a finite number"
-        raise ValueError(msg)
+        raise ValueError(f"{text[:40]!r} is not a finite number")
     return value
 
 
@@ -241,15 +238,13 @@ class Quantity(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Quantity:
         if (self.low is None) != (self.high is None):
-            msg = "low and high come together or not at all"
-            raise ValueError(msg)
+            raise ValueError("low and high come together or not at all")
         if (
             self.low is not None
             and self.high is not None
             and not self.low <= self.value <= self.high
         ):
-            msg = "needs low <= value <= high"
-            raise ValueError(msg)
+            raise ValueError("needs low <= value <= high")
         return self
 
     def interval(self, dimension: str) -> Interval:
@@ -292,11 +287,9 @@ def _in(dimension: str, at_most: float = math.inf, at_least: float = 1e-18) -> A
     def check(figure: Any) -> Any:
         found = bounds(figure, dimension)
         if found is not None and found.high > at_most:
-            msg = f"cannot be more than {at_most:g}, found {found.high:g}"
-            raise ValueError(msg)
+            raise ValueError(f"cannot be more than {at_most:g}, found {found.high:g}")
         if found is not None and found.low < at_least:
-            msg = f"is too small, found {figure.low or figure.value:g} {figure.unit}"
-            raise ValueError(msg)
+            raise ValueError(f"is too small, found {figure.low or figure.value:g} {figure.unit}")
         return figure
 
     return AfterValidator(check)
@@ -304,8 +297,7 @@ def _in(dimension: str, at_most: float = math.inf, at_least: float = 1e-18) -> A
 
 def _whole(figure: Any) -> Any:
     if isinstance(figure, Quantity) and not figure.value.is_integer():
-        msg = f"must be a whole number, found {figure.value:g}"
-        raise ValueError(msg)
+        raise ValueError(f"must be a whole number, found {figure.value:g}")
     return figure
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.replay import limits
-from odtpack_simulator.replay.limits import (
+from odtpack_simulator.memory import process_memory
+from odtpack_simulator.memory.process_memory import (
     Limiter,
     LimitMethod,
     anonymous_bytes,
@@ -115,7 +115,7 @@ class TestLibraryThatEndsTheProcess:
 
 
 def test_without_a_limit_nothing_is_made(monkeypatch):
-    monkeypatch.setattr(limits, "make_group", lambda _: pytest.fail("a group was made"))
+    monkeypatch.setattr(process_memory, "make_group", lambda _: pytest.fail("a group was made"))
     with Limiter(None) as limiter:
         assert limiter.environment == {}
         assert limiter.ended() == ""
@@ -165,7 +165,7 @@ class TestGroup:
 
     @pytest.mark.usefixtures("kernel")
     def test_child_joins_and_parent_cleans_up(self, tree, monkeypatch):
-        monkeypatch.setattr(limits, "make_group", lambda _: self.make(tree))
+        monkeypatch.setattr(process_memory, "make_group", lambda _: self.make(tree))
         with Limiter(4096) as limiter:
             (name, folder), *_ = limiter.environment.items()
             monkeypatch.setenv(name, folder)
@@ -218,7 +218,7 @@ def test_anonymous_bytes():
     code = """
 import os
 
-from odtpack_simulator.replay.limits import anonymous_bytes
+from odtpack_simulator.memory.process_memory import anonymous_bytes
 
 before = anonymous_bytes(os.getpid())
 kept = b"1" * 2**25

@@ -4,8 +4,6 @@ It speaks to its parent in lines of JSON on standard output (see ``job.py``).
 Running out of the memory it was given is an outcome and is reported like one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -6,8 +6,6 @@ limited here. Steps are timed first without a profile; a second session then
 profiles a few more to see where the time goes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
@@ -37,6 +35,7 @@ from odtpack_simulator.measure.calibration import (
     rates,
     typical_step,
 )
+from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Indices, Job
 
@@ -190,29 +189,25 @@ def profiled_step(
 
 def grouped(nodes: Sequence[NodeRun]) -> list[dict[str, Any]]:
     """Rows of a step's nodes, those of one operator with the same work put together."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
+    groups: dict[tuple[str, Work], list[NodeRun]] = {}
     for node in nodes:
-        key = (node.op_type, node.work.flops, node.work.moved_bytes)
-        groups.setdefault(key, []).append(node.us)
-    order = sorted(groups, key=lambda key: -sum(groups[key]))
-    apart, together = order[:_MAX_ROWS], order[_MAX_ROWS:]
-    keys = [[key] for key in apart]
-    keys += [[key for key in together if key[0] == op] for op in sorted({k[0] for k in together})]
-    return [_row(same, [groups[key] for key in same]) for same in keys]
+        groups.setdefault((node.op_type, node.work), []).append(node)
+    order = sorted(groups.values(), key=lambda own: -sum(node.us for node in own))
+    rest: dict[str, list[NodeRun]] = {}
+    for own in order[_MAX_ROWS:]:
+        rest.setdefault(own[0].op_type, []).extend(own)
+    return [_row(own) for own in (*order[:_MAX_ROWS], *(rest[op] for op in sorted(rest)))]
 
 
-def _row(keys: Sequence[tuple[Any, ...]], times: Sequence[list[float]]) -> dict[str, Any]:
-    """Work and time of all runs of some groups of one operator type together."""
-    counts = [len(group) for group in times]
-    flops = [key[1] for key in keys]
+def _row(nodes: Sequence[NodeRun]) -> dict[str, Any]:
+    """Work and time of all runs of some nodes of one operator type together."""
+    known = [node.work.flops for node in nodes if node.work.flops is not None]
     return {
-        "op_type": keys[0][0],
-        "calls": sum(counts),
-        "us": sum(map(sum, times)),
-        "flops": None
-        if None in flops
-        else sum(count * value for count, value in zip(counts, flops, strict=True)),
-        "moved_bytes": sum(count * key[2] for count, key in zip(counts, keys, strict=True)),
+        "op_type": nodes[0].op_type,
+        "calls": len(nodes),
+        "us": sum(node.us for node in nodes),
+        "flops": sum(known) if len(known) == len(nodes) else None,
+        "moved_bytes": sum(node.work.moved_bytes for node in nodes),
     }
 
 

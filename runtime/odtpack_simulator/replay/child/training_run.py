@@ -44,6 +44,8 @@ from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.memory.process_memory import (
     MemoryMeter,
     give_back_memory,
+    hold_memory,
+    methods_for,
 )
 from odtpack_simulator.replay.job import (
     Indices,
@@ -53,7 +55,6 @@ from odtpack_simulator.replay.job import (
     run_digest,
     seed_dropout,
 )
-from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import Groups, finer_groups, pooled
 
 Send = Callable[..., None]
@@ -83,12 +84,13 @@ class Batches:
 
 def train(job: Job, send: Send) -> None:
     """Train, evaluate and save; send what happens."""
-    run = run_digest(job) if job.keeps_position else None
+    # Whether the training can go on from the saved checkpoint, which then holds the position.
+    again = job.save_every or job.memory_warnings or job.resume or job.keep_checkpoint is not None
+    run = run_digest(job) if again else None
     meter = MemoryMeter(files_change=bool(job.segment_files))
     MappedWeights.releasing = meter.dropping
     if job.limit_bytes is not None:
-        arena = session_info(job.training_model).arena
-        methods = methods_for(job.limit_methods, arena=arena)
+        methods = methods_for(job.limit_methods, arena=session_info(job.training_model).arena)
         held = hold_memory(job.limit_bytes, job.threads, methods)
         send("limit", **held)
         if held["method"] == "watchdog":
@@ -171,7 +173,7 @@ class _Training:
             # The evaluation first: a training that goes on from the save has made it.
             if self._step in self._evaluated:
                 self._evaluate("during")
-            if job.saves_after(self._step):
+            if job.save_every is not None and self._step % job.save_every == 0:
                 self._save()
             if self._step in job.memory_warnings:
                 for _ in range(job.memory_warnings.count(self._step)):
@@ -283,7 +285,6 @@ class Trainer:
 
     # What Dropout draws is a function of `seed`, the optimizer's step count and the number of the
     # batch in the step.
-
     module: Module
     optimizer: Optimizer
     batches: Batches
@@ -316,10 +317,9 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
     # Returns: `loss`, `metric`, `perplexity` and its number of `tokens`, the counts `right` and
     # `total` that the metric is made of, and `groups`, with the losses and sizes of the batches as
     # its only entry.
-    held_out = itertools.islice(job.schedule.held_out_batches(), job.max_steps)
     found = evaluate(
         module,
-        map(batches.gather, held_out),
+        map(batches.gather, itertools.islice(job.schedule.held_out_batches(), job.max_steps)),
         scores=job.logits,
         labels=job.labels,
         ignored_label=job.ignored_label,
