@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack.losses.common.base import Elementwise, Numbers, like
+from odtpack.losses.common.base import Elementwise, Numbers, Ops, Value, like
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +26,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
     weight: Numbers | None = option(None, "Factor of the terms.", least=0, axes=0)
     pos_weight: Numbers | None = option(None, "Weight of the positive class.", least=0, axes=0)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         """Write softplus(x) - x t, or with p: (1 - t) x + (1 + (p - 1) t) softplus(-x)."""
         logits, target = values
         if self.pos_weight is None:
@@ -48,7 +42,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
             terms = op.Mul(terms, self._constant(op, "weight", logits))
         return like(terms, logits)
 
-    def _constant(self, op: Ops, option: str, logits: ir.Value, minus: float = 0) -> ir.Value:
+    def _constant(self, op: Ops, option: str, logits: Value, minus: float = 0) -> Value:
         from odtpack.graph.graphs import dims_of
 
         array = np.asarray(getattr(self, option), np.float64) - minus

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped, target_dtype
+from odtpack.losses.common.base import (
+    Embeddings,
+    Ops,
+    Target,
+    Value,
+    dims,
+    distance,
+    shaped,
+    target_dtype,
+)
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +37,13 @@ class Contrastive(Embeddings):
     reads = ("first", "second")
     margin: float = option(1.0, "Minimum distance between negative pairs.", above=0)
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """1 for a pair that belongs together, else 0: [N]."""
         super().targets(predictions)
         first = predictions[0]
         return (Target("target", "target", target_dtype(first), dims(first)[:1]),)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         first, second, together = values
         apart = distance(op, first, second, 2)
         short = op.Relu(op.Sub(self.margin, apart))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from odtpack.losses.common.base import (
     Classes,
+    Ops,
     Target,
+    Value,
     dims,
     like,
     log_softmax,
@@ -17,11 +19,6 @@ from odtpack.losses.common.base import (
     target_like,
 )
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 _LEAST = 1e-37  # whose logarithm float32 holds
 
@@ -49,23 +46,23 @@ class KLDivergence(Classes):
     temperature: float = option(1.0, "Divides the logits.", above=0)
     teacher: Teacher = option("logits", "What the target holds.")
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """The teacher's scores, of the prediction's shape."""
         self.class_axis(predictions[0])  # looks at the rank
         return (target_like(predictions[0]),)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         prediction, target = values
         return divergence(op, prediction, target, self.temperature, self.teacher)
 
 
 def divergence(
-    op: Ops, prediction: ir.Value, target: ir.Value, temperature: float, teacher: Teacher
-) -> ir.Value:
+    op: Ops, prediction: Value, target: Value, temperature: float, teacher: Teacher
+) -> Value:
     """T^2 KL(teacher || student) of every sample: [N, ...]."""
     shape = dims(prediction)
 
-    def tempered(value: ir.Value) -> ir.Value:
+    def tempered(value: Value) -> Value:
         return value if temperature == 1 else like(op.Mul(value, 1 / temperature), prediction)
 
     log_p, axis = log_softmax(op, tempered(prediction))

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from odtpack.losses.common.base import Embeddings, dims, distance, shaped
+from odtpack.losses.common.base import Embeddings, Ops, Value, dims, distance, shaped
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +34,7 @@ class TripletMargin(Embeddings):
         False, "Whether the distance of positive and negative counts where it is less."
     )
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         anchor, positive, negative = values
         near = distance(op, anchor, positive, self.p)
         far = distance(op, anchor, negative, self.p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from odtpack.option import Option, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Dims, Ops
-
+    from odtpack.graph import graphs
 
 # Losses import what writes graphs where they write: recipes read the declarations, and whether a
 # package has to be built again is to be known without loading onnx_ir.
+Dims: TypeAlias = "graphs.Dims"
+Ops: TypeAlias = "graphs.Ops"
+Value: TypeAlias = "ir.Value"
 
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
@@ -41,7 +43,7 @@ class Target:
     dtype: ir.DataType
     dims: Dims
 
-    def value(self, name: str | None = None) -> ir.Value:
+    def value(self, name: str | None = None) -> Value:
         """The graph input, under its own or another name."""
         import onnx_ir as ir
 
@@ -81,7 +83,7 @@ class Loss(abc.ABC):
                 object.__setattr__(self, each.name, numbers(self.name, each, value))
 
     @abc.abstractmethod
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """What it compares the predictions with.
 
         Raises:
@@ -89,10 +91,10 @@ class Loss(abc.ABC):
         """
 
     @abc.abstractmethod
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         """Write the loss without its reduction; ``values`` are predictions, then targets."""
 
-    def write(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def write(self, op: Ops, *values: Value) -> Value:
         """Write the loss.
 
         Args:
@@ -111,27 +113,27 @@ class Loss(abc.ABC):
             cast.shape = value.shape
         return self.reduced(op, *self.arranged(op, wide))
 
-    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    def arranged(self, op: Ops, values: Sequence[Value]) -> Sequence[Value]:
         """The values with their axes in the order that the terms expect."""
         return values
 
-    def settled(self, values: Sequence[ir.Value]) -> Loss:
+    def settled(self, values: Sequence[Value]) -> Loss:
         """The loss with the options that follow from what it reads, targets included."""
         return self
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write the terms and their reduction."""
         return reduce(op, self.terms(op, *values), self.reduction)
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """What a runtime must know to check labels: ``class_count`` and ``ignore_index``."""
         return {}
 
-    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+    def assumption(self, predictions: Sequence[Value]) -> str | None:
         """What it takes for granted about predictions that could be meant otherwise."""
         return None
 
-    def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
+    def fixed(self, predictions: Sequence[Value]) -> tuple[str, ...]:
         """Names of parameters through which it lets no gradient, so that they must be frozen."""
         return ()
 
@@ -150,7 +152,7 @@ class Loss(abc.ABC):
         """Default of every option."""
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
-    def _check_types(self, values: Sequence[ir.Value]) -> None:
+    def _check_types(self, values: Sequence[Value]) -> None:
         import onnx_ir as ir
 
         predictions = values[: len(self.reads)]
@@ -178,7 +180,7 @@ class Loss(abc.ABC):
         return bad_option(self.name, option, getattr(self, option), must)
 
 
-def dims(value: ir.Value) -> Dims:
+def dims(value: Value) -> Dims:
     """Dimensions of a value."""
     from odtpack.graph.graphs import dims_of
 
@@ -188,12 +190,12 @@ def dims(value: ir.Value) -> Dims:
     return found
 
 
-def rank(value: ir.Value) -> int:
+def rank(value: Value) -> int:
     """Number of axes of a value."""
     return len(dims(value))
 
 
-def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int | None) -> None:
+def require_rank(loss: str, value: Value, shape: str, least: int, most: int | None) -> None:
     """Check the rank of a prediction."""
     found = rank(value)
     if found < least or (most is not None and found > most):
@@ -202,7 +204,7 @@ def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int |
         )
 
 
-def target_dtype(prediction: ir.Value) -> ir.DataType:
+def target_dtype(prediction: Value) -> ir.DataType:
     """Element type of a target like a prediction: that of the loss, so 32 bits for 16."""
     import onnx_ir as ir
 
@@ -214,7 +216,7 @@ def _is_half(dtype: ir.DataType | None) -> bool:
     return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
 
 
-def target_like(prediction: ir.Value) -> Target:
+def target_like(prediction: Value) -> Target:
     """A target of the prediction's shape."""
     return Target("target", "target", target_dtype(prediction), dims(prediction))
 
@@ -226,13 +228,13 @@ def whole_numbers(name: str, role: TargetRole, shape: Dims) -> Target:
     return Target(name, role, ir.DataType.INT64, shape)
 
 
-def like(value: ir.Value, model: ir.Value) -> ir.Value:
+def like(value: Value, model: Value) -> Value:
     """Give an elementwise result the shape of its operand."""
     value.shape = model.shape
     return value
 
 
-def shaped(value: ir.Value, shape: Dims) -> ir.Value:
+def shaped(value: Value, shape: Dims) -> Value:
     """Give a result its shape."""
     import onnx_ir as ir
 
@@ -240,7 +242,7 @@ def shaped(value: ir.Value, shape: Dims) -> ir.Value:
     return value
 
 
-def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
+def reduce(op: Ops, value: Value, reduction: Reduction) -> Value:
     """Mean or sum over all axes, or the value as it is."""
     axes = range(rank(value))
     if reduction == "none" or not axes:
@@ -256,12 +258,12 @@ def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
 class Elementwise(Loss):
     """A loss with one term for each element of the prediction."""
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """A target of the prediction's shape."""
         return (target_like(predictions[0]),)
 
 
-def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.Value:
+def huber(op: Ops, delta: float, prediction: Value, target: Value) -> Value:
     """With a = |prediction - target| and c = min(a, delta): c (a - c / 2)."""
     # That is a^2 / 2 up to delta and delta (a - delta / 2) beyond; nothing is squared that could
     # overflow.
@@ -319,7 +321,7 @@ def plain(value: object) -> object:
 # What losses over scores of classes [N, C, ...] share.
 
 
-def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
+def log_softmax(op: Ops, logits: Value) -> tuple[Value, int]:
     """Log-probabilities of logits [N, C, ...], and the axis on which the classes are."""
     axes = rank(logits)
     if op.opset < 13 and axes > 2:
@@ -349,7 +351,7 @@ class Classes(Loss):
         "labels or the known sizes leave only the last one.",
     )
 
-    def class_axis(self, prediction: ir.Value) -> int:
+    def class_axis(self, prediction: Value) -> int:
         """The axis of the classes."""
         require_rank(self.name, prediction, "[N, C, ...]", 2, None)
         shape = dims(prediction)
@@ -357,18 +359,18 @@ class Classes(Loss):
         only_last = self.layout is None and known[-1] and not any(known[:-1])
         return len(shape) - 1 if self.layout == "NLC" or only_last else 1
 
-    def not_as_the_reference(self, predictions: Sequence[ir.Value]) -> str | None:
+    def not_as_the_reference(self, predictions: Sequence[Value]) -> str | None:
         """What to know where the classes are inferred to be on another axis than 1."""
         assumed = self.assumption(predictions)
         if assumed is None or self.class_axis(predictions[0]) == 1:
             return None
         return f"{assumed}; onnxruntime-training takes axis 1, as layout='NC' of a block does"
 
-    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    def arranged(self, op: Ops, values: Sequence[Value]) -> Sequence[Value]:
         """Scores with the classes on axis 1."""
         axes, axis = rank(values[0]), self.class_axis(values[0])
 
-        def moved(value: ir.Value) -> ir.Value:
+        def moved(value: Value) -> Value:
             shape = () if value.shape is None else dims(value)
             if len(shape) != axes or axis == 1:
                 return value
@@ -377,7 +379,7 @@ class Classes(Loss):
 
         return [moved(value) for value in values]
 
-    def label_target(self, prediction: ir.Value) -> Target:
+    def label_target(self, prediction: Value) -> Target:
         """The graph input for class numbers: they drop the class axis of the prediction."""
         shape, axis = dims(prediction), self.class_axis(prediction)
         unknown = not isinstance(shape[axis], int) and self.layout is None
@@ -393,7 +395,7 @@ class Classes(Loss):
             )
         return whole_numbers("labels", "labels", without_classes(shape, axis))
 
-    def settled(self, values: Sequence[ir.Value]) -> Loss:
+    def settled(self, values: Sequence[Value]) -> Loss:
         """With the layout that labels leave, which are values of the model."""
         shape, last = dims(values[0]), rank(values[0]) - 1
         labels = [v for v in values[1:] if v.shape is not None and rank(v) == last]
@@ -407,9 +409,7 @@ class Classes(Loss):
         return dataclasses.replace(self, layout="NLC") if fits(last) and not fits(1) else self
 
 
-def settled_on(
-    graph: ir.Graph, loss: Loss, read: Sequence[str]
-) -> tuple[Loss, list[ir.Value]] | None:
+def settled_on(graph: ir.Graph, loss: Loss, read: Sequence[str]) -> tuple[Loss, list[Value]] | None:
     """The loss as it is with the values that it reads, and its predictions; None if unknown."""
     all_values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
     known = {value.name: value for value in all_values}
@@ -420,7 +420,7 @@ def settled_on(
     return loss.settled(values), predictions
 
 
-def facts_of_labels(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, int]:
+def facts_of_labels(prediction: Value, axis: int, ignore_index: int | None) -> dict[str, int]:
     """What a runtime needs to check labels."""
     found = {"class_count": dims(prediction)[axis], "ignore_index": ignore_index}
     return {key: number for key, number in found.items() if isinstance(number, int)}
@@ -448,7 +448,7 @@ LEAST_SQUARE = 1e-30
 class Embeddings(Loss):
     """A loss that compares embeddings of one length."""
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """None: the embeddings, whose ranks and lengths are checked, are all that it needs."""
         for value in predictions:
             require_rank(self.name, value, "[N, D]", 2, 2)
@@ -463,7 +463,7 @@ class Embeddings(Loss):
         return ()
 
 
-def distance(op: Ops, first: ir.Value, second: ir.Value, p: int) -> ir.Value:
+def distance(op: Ops, first: Value, second: Value, p: int) -> Value:
     """||first - second + 1e-6||_p over the last axis of [N, D]; slope 0 where it is 0."""
     difference = op.Add(op.Sub(first, second), _EPSILON)
     if p == 1:

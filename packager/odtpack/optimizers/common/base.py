@@ -18,23 +18,26 @@ from odtpack.option import is_too_large, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Ops
+    from odtpack.graph import graphs
 
+Ops: TypeAlias = "graphs.Ops"
+Value: TypeAlias = "ir.Value"
+Values: TypeAlias = "Mapping[str, Value]"
 
 # What Adam and AdamW share: two moments, and the change that follows from them.
 
 
 def moments(
-    op: Ops, values: Values, gradients: ir.Value, beta1: float, beta2: float
-) -> tuple[ir.Value, ir.Value]:
+    op: Ops, values: Values, gradients: Value, beta1: float, beta2: float
+) -> tuple[Value, Value]:
     """Return both moments after a step."""
     m = lerp(op, values[FIRST], gradients, beta1)
     return m, lerp(op, values[SECOND], op.Mul(gradients, gradients), beta2)
 
 
 def change(
-    op: Ops, values: Values, m: ir.Value, v: ir.Value, optimizer: Any, *, scaled_epsilon: bool
-) -> ir.Value:
+    op: Ops, values: Values, m: Value, v: Value, optimizer: Any, *, scaled_epsilon: bool
+) -> Value:
     """Return lr sqrt(u2) / u1 m / (sqrt(v) + epsilon'), where u = 1 - b^t."""
     # optimizer: Adam or AdamW. epsilon' is epsilon, or with ``scaled_epsilon`` sqrt(u2) epsilon:
     # the same as dividing sqrt(v) by sqrt(u2) first, with a pass over the vector less.
@@ -48,7 +51,7 @@ def change(
     return op.Mul(op.Div(m, op.Add(op.Sqrt(v), epsilon)), size)
 
 
-def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
+def _unbias(op: Ops, t: Value, beta: float) -> Value:
     """Return 1 - beta^t, of the type of t, [1]."""
     # It is 1 - exp(-2 x) with x = -t ln(beta) / 2, written 2 tanh(x) / (1 + tanh(x)): with b2 =
     # 0.999 a difference of 1 would lose four digits of the first steps in float32, and float64 is
@@ -58,8 +61,6 @@ def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
 
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
-
-Values: TypeAlias = "Mapping[str, ir.Value]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Optimizer(abc.ABC):
         """What is kept, in the order of the checkpoint's ``momentum0``, ``momentum1``."""
 
     @abc.abstractmethod
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         """Write one step.
 
         Args:
@@ -142,23 +143,21 @@ class Optimizer(abc.ABC):
         return dataclasses.asdict(self)
 
 
-def keep_factor(op: Ops, rate: ir.Value, weight_decay: ir.Value | float) -> ir.Value | None:
+def keep_factor(op: Ops, rate: Value, weight_decay: Value | float) -> Value | None:
     """Return 1 - rate decay, the factor of decoupled weight decay; None without decay."""
     if isinstance(weight_decay, float | int) and weight_decay == 0:
         return None
     return op.Sub(1.0, op.Mul(rate, weight_decay))
 
 
-def add_decay(
-    op: Ops, gradients: ir.Value, params: ir.Value, weight_decay: ir.Value | float
-) -> ir.Value:
+def add_decay(op: Ops, gradients: Value, params: Value, weight_decay: Value | float) -> Value:
     """Return g + decay p, the gradient with an L2 penalty; g without decay."""
     if isinstance(weight_decay, float | int) and weight_decay == 0:
         return gradients
     return op.Add(gradients, op.Mul(params, weight_decay))
 
 
-def lerp(op: Ops, old: ir.Value, new: ir.Value, keep: float) -> ir.Value:
+def lerp(op: Ops, old: Value, new: Value, keep: float) -> Value:
     """Return keep old + (1 - keep) new."""
     return op.Add(op.Mul(old, keep), op.Mul(new, 1 - keep))
 
