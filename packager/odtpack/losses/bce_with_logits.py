@@ -12,12 +12,9 @@ from odtpack.option import option
 
 @dataclasses.dataclass(frozen=True)
 class BinaryCrossEntropyWithLogits(Elementwise):
-    """-w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid, without ever taking a log.
+    """-w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid, without ever taking a log."""
 
-    Attributes:
-        weight: w, broadcast to the prediction's shape; 1 if None.
-        pos_weight: p, likewise.
-    """
+    # w is ``weight``, and p ``pos_weight``, broadcast to the prediction's shape.
 
     name = "bce_with_logits"
     summary = "Binary cross-entropy, from logits."

@@ -24,9 +24,6 @@ class Contrastive(Embeddings):
 
     The target t [N] is 1 for a pair that belongs together and 0 for one that does not.
     Source: Hadsell, Chopra and LeCun (2006), without the halves.
-
-    Attributes:
-        margin: How far apart a pair that does not belong together shall lie.
     """
 
     name = "contrastive"

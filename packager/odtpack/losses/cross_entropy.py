@@ -34,10 +34,6 @@ class CrossEntropy(NegativeLogLikelihood):
     Labels that are probabilities q [N, C, ...], soft or one-hot, give -sum of w[c] q[c] log
     softmax(prediction)[c]. Smoothing makes q (1 - e) q + e / C; the mean is over all but the
     classes. So does PyTorch.
-
-    Attributes:
-        label_smoothing: e, from 0 to 1.
-        labels: What the labels are.
     """
 
     name = "cross_entropy"

@@ -49,12 +49,6 @@ class CTC(Loss):
     Sums over alignments go forward and backward once each, in the log domain; the gradient
     is -P(alignment passes step t at place s), and is not taken through the recursions.
     Source: Graves et al. (2006).
-
-    Attributes:
-        blank: Class that stands for no label.
-        layout: Axes of the prediction; if None, NTC where the first is called ``batch`` or the
-            like, or is the first axis of an input that the prediction is computed from and not
-            called ``time`` or the like; TNC elsewhere.
     """
 
     name = "ctc"
@@ -135,13 +129,24 @@ class CTC(Loss):
 
         held = stop(op, seen)
         given = op.cast(held, op.FLOAT)
-        active = _active(op, prediction, input_lengths)
-        ends = _ends(op, places, target_lengths)
-        jump = _jumps(op, places, self.blank)
-        alpha = _scan(op, _forward, _starts(op, ends), given, active, jump, reverse=False)
+        # Which steps count: BOOL [T, N, 1].
+        step = op.unsqueeze(op.places(prediction, 0), 1)
+        active = op.unsqueeze(op.Less(step, op.unsqueeze(input_lengths, 0)), 2)
+        # Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1].
+        place = op.unsqueeze(op.places(places, 1), 0)
+        end = op.unsqueeze(op.Mul(target_lengths, 2), 1)
+        ends = _log(op, op.Or(op.Equal(place, end), op.Equal(place, op.Sub(end, 1))))
+        # Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1].
+        before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(self.blank, np.int64)))
+        other = op.And(op.Not(op.Equal(places, self.blank)), op.Not(op.Equal(places, before)))
+        jump = _log(op, other)
+        first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)  # before the first step
+        starts = op.Expand(_log(op, first), op.Shape(ends))
+        alpha = _scan(op, _forward, starts, given, active, jump, reverse=False)
         beta = _scan(op, _backward, ends, given, active, jump, reverse=True)
-        last = op.squeeze(op.slice(alpha, [0], [-1], [2**62]), 0)
-        log_z = _log_sum(op, op.Add(last, ends))
+        last = op.Add(op.squeeze(op.slice(alpha, [0], [-1], [2**62]), 0), ends)
+        top = op.reduce_max(last, [1])
+        log_z = op.Add(top, op.Log(op.reduce_sum(op.Exp(op.Sub(last, top)), [1])))
         possible = op.Greater(log_z, _IMPOSSIBLE)
         through = op.Exp(op.Sub(op.Add(alpha, beta), op.unsqueeze(log_z, 0)))
         counted = op.Where(op.And(active, op.unsqueeze(possible, 0)), through, 0)
@@ -189,40 +194,6 @@ class CTC(Loss):
 def _log(op: Ops, condition: Value) -> Value:
     """0 where a condition holds, else the logarithm of 0, FLOAT."""
     return op.Where(condition, op.constant(np.float32(0)), op.constant(np.float32(_LOG_ZERO)))
-
-
-def _active(op: Ops, prediction: Value, lengths: Value) -> Value:
-    """Which steps count: BOOL [T, N, 1]."""
-    step = op.unsqueeze(op.places(prediction, 0), 1)
-    return op.unsqueeze(op.Less(step, op.unsqueeze(lengths, 0)), 2)
-
-
-def _ends(op: Ops, places: Value, lengths: Value) -> Value:
-    """Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1]."""
-    place = op.unsqueeze(op.places(places, 1), 0)
-    last = op.unsqueeze(op.Mul(lengths, 2), 1)
-    either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
-    return _log(op, either)
-
-
-def _starts(op: Ops, ends: Value) -> Value:
-    """Before the first step an alignment is at place 0."""
-    first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)
-    return op.Expand(_log(op, first), op.Shape(ends))
-
-
-def _jumps(op: Ops, places: Value, blank: int) -> Value:
-    """Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1]."""
-    before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(blank, np.int64)))
-    other = op.And(op.Not(op.Equal(places, blank)), op.Not(op.Equal(places, before)))
-    return _log(op, other)
-
-
-def _log_sum(op: Ops, value: Value) -> Value:
-    """Logarithm of the sum of the exponentials over axis 1: [N, 2 S + 1] to [N, 1]."""
-    top = op.reduce_max(value, [1])
-    total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
-    return op.Add(top, op.Log(total))
 
 
 def _forward(op: Ops, alpha: Value, seen: Value, active: Value, jump: Value) -> tuple[Value, Value]:

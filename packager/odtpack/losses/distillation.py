@@ -24,12 +24,6 @@ class Distillation(Classes):
     """a kl_div(prediction, target) + (1 - a) cross_entropy(prediction, labels).
 
     Source: Hinton, Vinyals and Dean (2015).
-
-    Attributes:
-        alpha: a, from 0 to 1: how much the teacher counts.
-        temperature: T of the divergence.
-        teacher: What the target holds.
-        ignore_index: Label of samples for which only the teacher counts.
     """
 
     name = "distillation"

@@ -14,11 +14,6 @@ class InfoNCE(Embeddings):
     """-log softmax_j(<q_i, k_j> / T)[i]: query i belongs to key i, to none of the others.
 
     Source: van den Oord, Li and Vinyals (2018); in both directions, Radford et al. (2021).
-
-    Attributes:
-        temperature: T.
-        normalize: Take embeddings of length 1 (cosine similarity).
-        symmetric: Mean of both directions, from queries to keys and back.
     """
 
     name = "info_nce"

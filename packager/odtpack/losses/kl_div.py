@@ -17,6 +17,7 @@ from odtpack.losses.common.base import (
     rank,
     shaped,
     target_like,
+    without_classes,
 )
 from odtpack.option import option
 
@@ -33,10 +34,6 @@ class KLDivergence(Classes):
     probabilities, target^(1 / T) divided by its sum over the classes. T^2 keeps the size of
     the gradient as T grows. The mean is over everything but the classes; for [N, C] it is
     PyTorch's "batchmean". Source: Hinton, Vinyals and Dean (2015).
-
-    Attributes:
-        temperature: T.
-        teacher: What the target holds.
     """
 
     name = "kl_div"
@@ -52,32 +49,23 @@ class KLDivergence(Classes):
         return (target_like(predictions[0]),)
 
     def terms(self, op: Ops, *values: Value) -> Value:
-        prediction, target = values
-        return divergence(op, prediction, target, self.temperature, self.teacher)
+        (prediction, q), temperature = values, self.temperature
 
+        def tempered(value: Value) -> Value:
+            return value if temperature == 1 else like(op.Mul(value, 1 / temperature), prediction)
 
-def divergence(
-    op: Ops, prediction: Value, target: Value, temperature: float, teacher: Teacher
-) -> Value:
-    """T^2 KL(teacher || student) of every sample: [N, ...]."""
-    shape = dims(prediction)
-
-    def tempered(value: Value) -> Value:
-        return value if temperature == 1 else like(op.Mul(value, 1 / temperature), prediction)
-
-    log_p, axis = log_softmax(op, tempered(prediction))
-    if teacher == "logits":
-        log_q, _ = log_softmax(op, like(tempered(target), prediction))
-        q = op.Exp(log_q)
-    else:
-        q = target
-        if axis != 1:
-            q = op.transpose(q, 0, *range(2, rank(prediction)), 1)
+        log_p, axis = log_softmax(op, tempered(prediction))
+        if self.teacher == "logits":
+            log_q, _ = log_softmax(op, like(tempered(q), prediction))
+            q = op.Exp(log_q)
+        else:
+            if axis != 1:
+                q = op.transpose(q, 0, *range(2, rank(prediction)), 1)
+            if temperature != 1:
+                power = op.Pow(q, 1 / temperature)
+                q = op.Div(power, op.reduce_sum(power, [axis]))
+            log_q = op.Log(op.Max(q, _LEAST))
+        terms = op.reduce_sum(op.Mul(q, op.Sub(log_q, log_p)), [axis], keepdims=False)
         if temperature != 1:
-            power = op.Pow(q, 1 / temperature)
-            q = op.Div(power, op.reduce_sum(power, [axis]))
-        log_q = op.Log(op.Max(q, _LEAST))
-    terms = op.reduce_sum(op.Mul(q, op.Sub(log_q, log_p)), [axis], keepdims=False)
-    if temperature != 1:
-        terms = op.Mul(terms, temperature**2)
-    return shaped(terms, (shape[0], *shape[2:]))
+            terms = op.Mul(terms, temperature**2)
+        return shaped(terms, without_classes(dims(prediction)))

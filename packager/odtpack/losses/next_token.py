@@ -31,12 +31,7 @@ class NextToken(Loss):
     ``labels`` are the tokens themselves, as Hugging Face's causal models take them: the shift is
     part of the loss. A label of ``ignore_index`` does not count, be it one of the prompt, so that
     only the completion is learned, or padding. The mean is over the labels that count; where
-    none does loss and gradient are 0.
-
-    Attributes:
-        ignore_index: Label that does not count; it need not be a token.
-        words: Words of the vocabulary whose logits there are at once, see
-            :mod:`odtpack.losses.common.vocabulary`; None for all.
+    none does loss and gradient are 0. Of ``words`` see :mod:`odtpack.losses.common.vocabulary`.
     """
 
     name = "next_token"

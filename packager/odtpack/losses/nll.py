@@ -30,10 +30,6 @@ class NegativeLogLikelihood(Classes):
 
     The mean divides by the sum of w[label] over the labels that count. Where none counts
     loss and gradient are 0.
-
-    Attributes:
-        weight: w, one number a class; all 1 if None.
-        ignore_index: Label of samples that do not count; it need not be a class.
     """
 
     name = "nll"

@@ -15,11 +15,6 @@ class TripletMargin(Embeddings):
 
     d(a, b) = ||a - b + 1e-6||_p. Source: PyTorch's TripletMarginLoss, after Balntas et al.
     (2016).
-
-    Attributes:
-        margin: How much farther the negative shall lie.
-        p: Norm of the distance, 1 or 2.
-        swap: Where the negative lies nearer to the positive, take that distance.
     """
 
     name = "triplet_margin"

@@ -29,17 +29,10 @@ TargetRole = Literal["labels", "target"]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a loss compares with: a graph input, unless the model has a value for it.
-
-    Attributes:
-        name: Name of the graph input.
-        role: Its role in the manifest.
-        dtype: Element type.
-        dims: Dimensions.
-    """
+    """What a loss compares with: a graph input, unless the model has a value for it."""
 
     name: str
-    role: TargetRole
+    role: TargetRole  # in the manifest
     dtype: ir.DataType
     dims: Dims
 
@@ -52,25 +45,15 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Loss(abc.ABC):
-    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`.
+    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`."""
 
-    Attributes:
-        name: As the manifest and the command line have it; that of its file.
-        summary: What it is, in a sentence.
-        formula: Formula of a term, for the documentation.
-        reads: What it reads of the model, in this order.
-        prediction: The same with its shape, for the documentation.
-        target: The graph inputs that it compares with, for the documentation.
-        classifies: Whether labels are classes of whole samples, so that accuracy is defined.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    formula: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]] = ("prediction",)
-    prediction: ClassVar[str] = "prediction"
-    target: ClassVar[str] = "`target`"
-    classifies: ClassVar[bool] = True
+    name: ClassVar[str]  # as the manifest and the command line have it; that of its file
+    summary: ClassVar[str]  # what it is, in a sentence
+    formula: ClassVar[str]  # of a term, for the documentation
+    reads: ClassVar[tuple[str, ...]] = ("prediction",)  # what it reads of the model, in this order
+    prediction: ClassVar[str] = "prediction"  # the same with its shape, for the documentation
+    target: ClassVar[str] = "`target`"  # what it compares with, for the documentation
+    classifies: ClassVar[bool] = True  # labels are classes of whole samples: accuracy is defined
 
     reduction: Reduction = option("mean", "How the terms become one number.")
 
@@ -84,29 +67,15 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
-        """What it compares the predictions with.
-
-        Raises:
-            OdtpackError: The predictions do not have the rank that the loss needs.
-        """
+        """What it compares the predictions with, whose ranks are checked."""
 
     @abc.abstractmethod
     def terms(self, op: Ops, *values: Value) -> Value:
         """Write the loss without its reduction; ``values`` are predictions, then targets."""
 
     def write(self, op: Ops, *values: Value) -> Value:
-        """Write the loss.
-
-        Args:
-            op: Where to write.
-            values: Predictions, then targets. Those of 16 bits are read as float32.
-
-        Returns:
-            A scalar; with reduction "none" one number for each term.
-
-        Raises:
-            OdtpackError: A value has another type or rank than the loss needs.
-        """
+        """Write the loss of predictions and targets: a scalar, or with "none" all terms."""
+        # Values of 16 bits are read as float32.
         self._check_types(values)
         wide = [op.cast(v, op.FLOAT) if _is_half(v.dtype) else v for v in values]
         for value, cast in zip(values, wide, strict=True):
@@ -338,12 +307,7 @@ Layout = Literal["NC", "NLC"]
 
 @dataclasses.dataclass(frozen=True)
 class Classes(Loss):
-    """A loss over scores of classes.
-
-    Attributes:
-        layout: Where the classes are. "NC" is axis 1, as in PyTorch; "NLC" is the last axis, as of
-            token classifiers, [batch, sequence, classes] and [T, N, C].
-    """
+    """A loss over scores of classes, on axis 1 ("NC") or the last one ("NLC")."""
 
     layout: Layout | None = option(
         None,

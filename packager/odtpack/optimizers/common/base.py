@@ -76,29 +76,13 @@ class StateVector:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(abc.ABC):
-    """A formula and its hyperparameters.
+    """A formula; its fields are its hyperparameters, each declared by an option."""
 
-    Every field is a hyperparameter, declared by :func:`odtpack.option.option`: the fields are
-    what the command line takes as ``--optimizer-option`` and what the manifest shows.
-
-    Attributes:
-        kind: Its name, as the manifest and the command line have it; that of its file.
-        summary: What it is, in a sentence.
-        source: Whose formula it is, for the documentation.
-        keeps: What it keeps for each parameter, for the documentation.
-        learning_rates: What a search tries, the usual one first.
-        weight_decay: Strength of the weight decay; what it is multiplied with is
-            the formula's affair.
-
-    Raises:
-        OdtpackError: ``bad-hyperparameter``: a hyperparameter is out of range.
-    """
-
-    kind: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
-    keeps: ClassVar[str]
-    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)
+    kind: ClassVar[str]  # as the manifest and the command line have it; that of its file
+    summary: ClassVar[str]  # what it is, in a sentence
+    source: ClassVar[str]  # whose formula it is, for the documentation
+    keeps: ClassVar[str]  # what it keeps for each parameter, for the documentation
+    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)  # for a search, in order
     weight_decay: float = option(
         0.0,
         "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.",
@@ -125,18 +109,10 @@ class Optimizer(abc.ABC):
 
     @abc.abstractmethod
     def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
-        """Write one step.
-
-        Args:
-            op: Writer for the optimizer graph.
-            values: ``params``, ``gradients`` (clipped) and the state by name, of one
-                element type; ``learning_rate`` of that type, [1]; ``step`` INT64[1], the
-                number of the step from 1.
-            weight_decay: The decay: a number, or [1] where it differs between groups.
-
-        Returns:
-            The new value of ``params`` and of each state vector.
-        """
+        """Write one step: the new value of ``params`` and of each state vector."""
+        # values: ``params``, ``gradients`` (clipped) and the state by name, of one element type;
+        # ``learning_rate`` of that type, [1]; ``step`` INT64[1], the number of the step from 1.
+        # weight_decay: The decay: a number, or [1] where it differs between groups.
 
     def settings(self) -> dict[str, Any]:
         """Hyperparameters, for the manifest."""
@@ -218,25 +194,13 @@ def resolve_groups(
     decay_vectors: bool = True,
     called: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Group, ...]:
-    """Divide the trained parameters into groups.
-
-    The first rule whose pattern matches a parameter holds for it, and if none does the
-    optimizer's own numbers. Parameters with equal numbers are one group.
-
-    Args:
-        ranks: Number of axes of each trained parameter, by name in the model's order.
-        rules: What holds for which parameters.
-        weight_decay: Weight decay of the optimizer.
-        decay_vectors: If false, parameters with less than two axes (biases, the scales of
-            normalizations) do not decay, unless a rule gives them a decay.
-        called: Further names of parameters, by which patterns match them, too.
-
-    Returns:
-        The groups, that of the first parameter first; one if all are updated alike.
-
-    Raises:
-        UnknownNameError: A rule holds for no parameter.
-    """
+    """Divide the trained parameters into groups, that of the first parameter first."""
+    # The first rule whose pattern matches a parameter holds for it, and if none does the
+    # optimizer's own numbers. Parameters with equal numbers are one group.
+    # ranks: Number of axes of each trained parameter, by name in the model's order. decay_vectors:
+    # If false, parameters with less than two axes (biases, the scales of normalizations) do not
+    # decay, unless a rule gives them a decay. called: Further names of parameters, by which
+    # patterns match them, too.
     found: dict[tuple[float, float], list[str]] = {}
     used: set[GroupRule] = set()
 
