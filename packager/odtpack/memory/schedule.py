@@ -89,19 +89,14 @@ def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BA
         ]
         for names in (node.inputs, node.outputs)
     )
-    work = operator_work(node.op_type, inputs, outputs)
+    work, rate = operator_work(node.op_type, inputs, outputs), _FLOPS
+    if node.op_type in _CONVOLUTIONS:  # by groups, depthwise ones above all, are no products
+        rate = _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        Roof(_rate(node), bandwidth).seconds(work),
+        Roof(rate, bandwidth).seconds(work),
         elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
     )
-
-
-def _rate(node: Node) -> float:
-    """Operations per second; convolutions by groups, depthwise ones above all, are no products."""
-    if node.op_type not in _CONVOLUTIONS:
-        return _FLOPS
-    return _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
 
 
 AGAIN: Final = "~again"

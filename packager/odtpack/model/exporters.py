@@ -99,11 +99,6 @@ class ExportedParameters:
         return {self._targets[a] for a in _ARGUMENT.findall(call) if a in self._targets}
 
 
-def noted(node: ir.Node) -> bool:
-    """Whether torch.export noted the modules around a node."""
-    return SCOPES in node.metadata_props
-
-
 # What PyTorch's exporters do to the names of parameters, and how to find them again.
 #
 # A linear layer on a sequence is exported as MatMul with the transposed weight, a recurrent
@@ -229,7 +224,9 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
             found.pop(name, None)
         elif len(computed.parameters) == 1 and not computed.by:
             found.setdefault(name, computed.parameters[0])
-    found |= _own_names(graph)
+    if graph.metadata_props.get(ARCHITECTURE) in _DENSE:  # as transformers' module calls them
+        own = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
+        found |= {name: new for name, new in own.items() if new != name}
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
 
@@ -242,14 +239,6 @@ HEADS = "odtpack.heads"
 
 _DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
 _OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
-
-
-def _own_names(graph: ir.Graph) -> dict[str, str]:
-    """Names in transformers' module of the initializers that the builder calls otherwise."""
-    if graph.metadata_props.get(ARCHITECTURE) not in _DENSE:
-        return {}
-    names = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
-    return {name: own for name, own in names.items() if own != name}
 
 
 def known_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:

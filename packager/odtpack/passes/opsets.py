@@ -44,19 +44,15 @@ _CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Ups
 def upgrade(graph: ir.Graph) -> None:
     """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays."""
     opset = graph.opset_imports[""]
-    if _FROM <= opset < TO and not _changed_meaning(graph, opset):
-        graph.opset_imports[""] = TO
-
-
-def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
     # RoiAlign's default coordinates moved by half a pixel (16); the training mode of
     # BatchNormalization turned from a count of outputs into an attribute (14).
-    return any(
+    if _FROM <= opset < TO and not any(
         node.op_type == "RoiAlign"
         or (node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1)
         for node in nodes_of(graph)
         if not node.domain
-    )
+    ):
+        graph.opset_imports[""] = TO
 
 
 def to_blocks(graph: ir.Graph) -> bool:
