@@ -32,8 +32,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
             extra = self._constant(op, "pos_weight", logits, minus=1)
             positive = op.Add(op.Mul(target, extra), 1)
             terms = op.Add(
-                op.Mul(op.Sub(1, target), logits),
-                op.Mul(positive, op.Softplus(op.Neg(logits))),
+                op.Mul(op.Sub(1, target), logits), op.Mul(positive, op.Softplus(op.Neg(logits)))
             )
         if self.weight is not None:
             terms = op.Mul(terms, self._constant(op, "weight", logits))

@@ -224,14 +224,7 @@ def _three(op: Ops, a: Value, b: Value, c: Value) -> Value:
 
 
 def _scan(
-    op: Ops,
-    body: Body,
-    start: Value,
-    seen: Value,
-    active: Value,
-    jump: Value,
-    *,
-    reverse: bool,
+    op: Ops, body: Body, start: Value, seen: Value, active: Value, jump: Value, *, reverse: bool
 ) -> Value:
     """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
     import onnx_ir as ir

@@ -94,8 +94,7 @@ def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BA
         rate = _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        Roof(rate, bandwidth).seconds(work),
-        elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
+        Roof(rate, bandwidth).seconds(work), elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9
     )
 
 

@@ -337,8 +337,7 @@ def gelu(ctx: Context) -> Cotangents:
         t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(square, k), 1)), c))
         inner = op.Mul(op.Add(op.Mul(square, 3 * k), 1), c / 2)
         slope = op.Add(
-            op.Add(op.Mul(t, 0.5), 0.5),
-            op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner),
+            op.Add(op.Mul(t, 0.5), 0.5), op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner)
         )
         return op.Mul(dy, slope)
     # x phi(x) = u exp(-u^2 - ln(pi) / 2), u = x / sqrt(2): the constants cost no passes.

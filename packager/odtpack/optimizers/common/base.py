@@ -84,9 +84,7 @@ class Optimizer(abc.ABC):
     keeps: ClassVar[str]  # what it keeps for each parameter, for the documentation
     learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)  # for a search, in order
     weight_decay: float = option(
-        0.0,
-        "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.",
-        least=0,
+        0.0, "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.", least=0
     )
 
     def __post_init__(self) -> None:
