@@ -157,9 +157,7 @@ def _register(
 # they count as tokens at the first positions, which the attention mask does not hide, and are drawn
 # from a normal distribution.
 
-NAME = "prompt_embeddings"
-"""Name of the parameter, which is PEFT's."""
-
+NAME = "prompt_embeddings"  # name of the parameter, which is PEFT's
 _MASK, _POSITIONS, _TYPES = "attention_mask", "position_ids", "token_type_ids"
 
 

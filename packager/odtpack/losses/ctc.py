@@ -28,8 +28,7 @@ from odtpack.option import option
 
 Body: TypeAlias = "Callable[[Ops, Value, Value, Value, Value], tuple[Value, Value]]"
 
-_LOG_ZERO = -1e30
-"""Logarithm of what cannot happen; finite, so that differences of such are not NaN."""
+_LOG_ZERO = -1e30  # of what cannot happen; finite, so that differences of such are not NaN
 _IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]

@@ -56,8 +56,7 @@ _FLOPS: Final = 100e9
 _CONVOLUTION_FLOPS: Final = 60e9
 _GROUPED_FLOPS: Final = 5e9
 _BANDWIDTH: Final = 50e9
-MEMORY_BANDWIDTH: Final = 20e9
-"""Bytes a second where tensors come from memory, and from no cache."""
+MEMORY_BANDWIDTH: Final = 20e9  # bytes a second where tensors come from memory, and from no cache
 _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
 
@@ -98,12 +97,8 @@ def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BA
     )
 
 
-AGAIN: Final = "~again"
-"""What the name of a value that is computed again ends in, in a timeline."""
-
-EDGE_NODES: Final = 3
-"""Nodes that it takes to hold back what is computed again."""
-
+AGAIN: Final = "~again"  # what the name of a value that is computed again ends in, in a timeline
+EDGE_NODES: Final = 3  # nodes that it takes to hold back what is computed again
 OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 """Operators that run again whose outputs beyond the first may be left out."""
 
@@ -395,8 +390,7 @@ def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> li
 # the next. Only what an operator may write over its input, as activations may, keeps the name of
 # that input.
 
-_LARGE = 1 << 14
-"""Bytes from which on a buffer is worth a view."""
+_LARGE = 1 << 14  # bytes from which on a buffer is worth a view
 
 
 def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:

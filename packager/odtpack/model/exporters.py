@@ -110,17 +110,14 @@ class ExportedParameters:
 # The end of a name is that of its codes.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?|_quantized)?")
 
-COMPUTED = "onnx::"
-"""Starts the names of what the older exporter computes."""
+COMPUTED = "onnx::"  # starts the names of what the older exporter computes
 
 # How torch.export notes what an initializer was in the module: PARAMETER, BUFFER, ...
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _NUMBERED = re.compile(r"_\d+$")
 
-SCOPES = "pkg.torch.onnx.name_scopes"
-"""How torch.export notes the modules around a node."""
-
+SCOPES = "pkg.torch.onnx.name_scopes"  # how torch.export notes the modules around a node
 _AFFINE = {1: "weight", 2: "bias"}
 _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
@@ -234,9 +231,7 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 ARCHITECTURE = "odtpack.architecture"
 """Metadata of a graph: what a file beside the model says that it is (below)."""
 
-HEADS = "odtpack.heads"
-"""The same: how many heads it has, of queries and of keys."""
-
+HEADS = "odtpack.heads"  # the same: how many heads it has, of queries and of keys
 _DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
 _OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
 

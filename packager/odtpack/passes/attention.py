@@ -19,9 +19,7 @@ from odtpack.autodiff.bodies import copy_node, rewire
 from odtpack.graph import graphs
 from odtpack.graph.graphs import Ops, dims_of
 
-BLOCK: Final = 128
-"""Queries of a block: fewer make its products slow."""
-
+BLOCK: Final = 128  # queries of a block: fewer make its products slow
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Where", "Identity"}
 _SINCE = 13  # until then a Softmax is over all axes from its own on
 

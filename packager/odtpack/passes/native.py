@@ -44,13 +44,9 @@ from odtpack_runtime.package.native import (
 from odtpack_runtime.session.graph_signature import UPDATE_SUFFIX
 from odtpack_runtime.session.native import DOMAIN
 
-VERSION: Final = 1
-"""Of the domain."""
-
-_LEAST: Final = 256
-"""Elements from which on a kernel is worth its call, as far as they are known."""
-_FUNCTION_IR: Final = 8
-"""The first IR version that has functions."""
+VERSION: Final = 1  # of the domain
+_LEAST: Final = 256  # elements from which on a kernel is worth its call, as far as they are known
+_FUNCTION_IR: Final = 8  # the first IR version that has functions
 _EXACT: Final = {*ELEMENTWISE_OPERATORS} - {"Exp", "Erf", "Tanh", "Sigmoid", "Log"}
 """Operators of updates, which are those of the nodes to the bit."""
 _KINDS = {ir.DataType.UINT8: "Codes", ir.DataType.INT8: "SignedCodes"}

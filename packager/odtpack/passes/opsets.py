@@ -24,14 +24,10 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Ops, nodes_of
 from odtpack.targets import MIN_OPSET
 
-CONVERTED = range(7, MIN_OPSET)
-"""Opsets that are converted."""
-TO = 17
-"""What older models become: ONNX Runtime loads it since release 1.12 (2022)."""
+CONVERTED = range(7, MIN_OPSET)  # opsets that are converted
+TO = 17  # what older models become: ONNX Runtime loads it since release 1.12 (2022)
 _FROM = 13  # the first opset that is read as that one
-BLOCKS = 21
-"""The opset whose DequantizeLinear takes 4 bits and blocks."""
-
+BLOCKS = 21  # the opset whose DequantizeLinear takes 4 bits and blocks
 _COORDINATES_SINCE = 11  # Resize says how it computes positions; the default is another one
 
 _REDUCTIONS = {  # whose axes became an input in 18

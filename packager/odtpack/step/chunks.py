@@ -286,14 +286,9 @@ def _fuse_sum(
 # of factors that are smaller computes the gradient, the body computes its rows, and the gradient
 # never exists as a whole.
 
-LARGE: Final = 1 << 18
-"""Elements from which on a parameter is updated in parts."""
-
-PART: Final = 1 << 17
-"""Most elements of a part, see ``CHUNK_ELEMENTS``: half a MiB of each vector."""
-
-LEAST_PART: Final = 1 << 14
-"""Fewest elements of a part: running a body costs some ten microseconds."""
+LARGE: Final = 1 << 18  # elements from which on a parameter is updated in parts
+PART: Final = 1 << 17  # most elements of a part, see ``CHUNK_ELEMENTS``: half a MiB of each vector
+LEAST_PART: Final = 1 << 14  # fewest elements of a part: running a body costs some ten microseconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -402,10 +402,8 @@ def without_classes(shape: Dims, axis: int = 1) -> Dims:
 
 # What losses over embeddings share: what belongs together shall lie together.
 
-_EPSILON = 1e-6
-"""Added to every difference, as in PyTorch's pairwise_distance."""
-LEAST_SQUARE = 1e-30
-"""Squared length below which a vector has no direction."""
+_EPSILON = 1e-6  # added to every difference, as in PyTorch's pairwise_distance
+LEAST_SQUARE = 1e-30  # squared length below which a vector has no direction
 
 
 @dataclasses.dataclass(frozen=True)

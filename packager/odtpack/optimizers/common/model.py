@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from odtpack.graph.graphs import Ops
     from odtpack_runtime.training.optimizer_contract import Privacy
 
-NORM_EPSILON = 1e-6
-"""Of ``torch.nn.utils.clip_grad_norm_``."""
-
+NORM_EPSILON = 1e-6  # of ``torch.nn.utils.clip_grad_norm_``
 AXES = ("rows", "columns")
 
 
