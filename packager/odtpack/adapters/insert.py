@@ -157,24 +157,14 @@ def _register(
 # they count as tokens at the first positions, which the attention mask does not hide, and are drawn
 # from a normal distribution.
 
-NAME = "prompt_embeddings"
-"""Name of the parameter, which is PEFT's."""
-
+NAME = "prompt_embeddings"  # name of the parameter, which is PEFT's
 _MASK, _POSITIONS, _TYPES = "attention_mask", "position_ids", "token_type_ids"
 
 
-@dataclasses.dataclass(frozen=True)
-class Embedding:
-    """The embedding of a model's tokens."""
-
-    table: Table
-    ids: ir.Value  # the model's input [batch, tokens] that is looked up
-    rows: ir.Value  # what is found, [batch, tokens, width]
-    length: str  # name of the number of tokens
-
-
-def find_embedding(graph: ir.Graph) -> Embedding:
-    """The embedding of the tokens of a language model."""
+def find_embedding(graph: ir.Graph) -> tuple[Table, ir.Value, ir.Value, str]:
+    """The embedding of a language model's tokens, and the name of their number."""
+    # Returns the table, the input [batch, tokens] that is looked up, what is found [batch, tokens,
+    # width], and that name.
     found = [
         (table, ids, rows)
         for table in find_tables(graph)
@@ -195,19 +185,18 @@ def find_embedding(graph: ir.Graph) -> Embedding:
             f"its input {ids.name!r} has the fixed or unnamed length {length}",
             "export it with a free, named number of tokens (dynamic_axes, dynamic_shapes)",
         )
-    return Embedding(table, ids, rows, length)
+    return table, ids, rows, length
 
 
 def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     """Put learned vectors before the tokens of a model."""
     # Returns names of the parameter and of the embedding.
     graph = model.graph
-    embedding = find_embedding(graph)
-    count, length = spec.tokens, embedding.length
+    (table, ids, rows, length), count = find_embedding(graph), spec.tokens
     along = [v for v in graph.inputs if length in (dims_of(v) or ()) or v.name == _MASK]
     results = [v for v in graph.outputs if _is_along(v, length)]
-    vectors = np.random.default_rng(spec.seed).standard_normal((count, embedding.table.width))
-    dtype = embedding.rows.dtype or ir.DataType.FLOAT
+    vectors = np.random.default_rng(spec.seed).standard_normal((count, table.width))
+    dtype = rows.dtype or ir.DataType.FLOAT
     if NAME in graph.initializers:
         raise OdtpackError("adapter-name-taken", f"the model already has a value {NAME!r}")
     prompt = ir.val(NAME, const_value=ir.tensor(vectors.astype(dtype.numpy()), name=NAME))
@@ -217,15 +206,15 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     for value in along:
         readers = [*value.uses()]
         with op.before(first):
-            longer = _lengthened(op, value, embedding, count)
+            longer = _lengthened(op, value, ids, count)
         redirect(readers, longer)
-    readers = [*embedding.rows.uses()]
-    with op.after(maker(embedding.rows)):
-        batch = op.slice(op.shape_of(embedding.ids), [0], [0], [1])
-        shape = op.join([batch, op.ints(count, embedding.table.width)], 0)
-        tokens = op.slice(embedding.rows, [1], [count], [np.iinfo(np.int64).max])
+    readers = [*rows.uses()]
+    with op.after(maker(rows)):
+        batch = op.slice(op.shape_of(ids), [0], [0], [1])
+        shape = op.join([batch, op.ints(count, table.width)], 0)
+        tokens = op.slice(rows, [1], [count], [np.iinfo(np.int64).max])
         together = op.join([op.Expand(prompt, shape), tokens], 1)
-    take_place(embedding.rows, together, readers)
+    take_place(rows, together, readers)
     for value in results:
         node = value.producer()
         if node is None:
@@ -243,7 +232,7 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
     for value in (value for node in graph for value in node.outputs):
         value.shape = outputs.get(value)
     infer_shapes(model)
-    return NAME, embedding.table.name
+    return NAME, table.name
 
 
 def _product(value: ir.Value, users: int = 0) -> ir.Node | None:
@@ -268,13 +257,13 @@ def _is_along(value: ir.Value, length: str) -> bool:
     return len(dims) > 2 and not isinstance(dims[1], int)
 
 
-def _lengthened(op: Ops, value: ir.Value, embedding: Embedding, count: int) -> ir.Value:
+def _lengthened(op: Ops, value: ir.Value, ids: ir.Value, count: int) -> ir.Value:
     """An input with what stands for the learned vectors before it."""
     if len(dims_of(value) or ()) != 2:
         raise _no_tokens(
             f"its input {value.name!r} has an axis of tokens, and is not [batch, tokens]"
         )
-    if value is embedding.ids or value.name == _TYPES:
+    if value is ids or value.name == _TYPES:
         own: np.ndarray = np.zeros(count)  # of the first what is looked up is not read
     elif value.name == _MASK:
         own = np.ones(count)

@@ -34,10 +34,7 @@ MAGNITUDE = "lora_magnitude_vector"
 
 
 def parameters(
-    shape: Sequence[int],
-    spec: AdapterSpec,
-    random: np.random.Generator,
-    weight: np.ndarray | None,
+    shape: Sequence[int], spec: AdapterSpec, random: np.random.Generator, weight: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """First values of the parameters on a layer, by the end of their names, float64."""
     # weight: The layer's weight, [out, in, ...], of which DoRA takes the lengths.
@@ -76,7 +73,13 @@ def apply(
     added = op.Mul(added, spec.scaling)
     if MAGNITUDE in given:
         factor = op.Div(given[MAGNITUDE], stop(op, _norm(op, layer, use, given, spec)))
-        total = _scaled(op, use, added, factor)
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is not None and node.op_type == "Conv":
+            bias = op.reshape(bias, 1, -1, *(1 for _ in (dims_of(use.weight) or ())[2:]))
+        plain = base if bias is None else op.Sub(base, bias)
+        total = op.Mul(op.Add(plain, added), factor)
+        if bias is not None:  # which the node adds itself, and which stays as it is
+            total = op.Add(total, bias)
     else:
         total = op.Add(base, added)
     take_place(base, total, readers)
@@ -99,17 +102,6 @@ def _norm(
     mixed = op.Add(op.Mul(cross, 2 * spec.scaling), op.Mul(inner, spec.scaling**2))
     square = op.Add(squares, op.reduce_sum(op.Mul(mixed, b), [1]))
     return op.reshape_like(op.Sqrt(square), given[MAGNITUDE])
-
-
-def _scaled(op: Ops, use: Use, added: ir.Value, factor: ir.Value) -> ir.Value:
-    """The sum times the factor; a bias that the node adds itself stays as it is."""
-    base = use.result
-    bias = use.node.inputs[2] if len(use.node.inputs) > 2 else None
-    if bias is None:
-        return op.Mul(op.Add(base, added), factor)
-    if use.node.op_type == "Conv":
-        bias = op.reshape(bias, 1, -1, *(1 for _ in (dims_of(use.weight) or ())[2:]))
-    return op.Add(op.Mul(op.Add(op.Sub(base, bias), added), factor), bias)
 
 
 def take_place(old: ir.Value, new: ir.Value, readers: Iterable[tuple[ir.Node, int]]) -> None:

@@ -318,10 +318,7 @@ def _low_rank(
 
 
 def _mismatch(
-    name: str,
-    shape: Sequence[int],
-    given: Mapping[str, np.ndarray],
-    adapter: PeftAdapter,
+    name: str, shape: Sequence[int], given: Mapping[str, np.ndarray], adapter: PeftAdapter
 ) -> OdtpackError:
     kind = f"{adapter.kind} of rank {adapter.rank}" if adapter.rank else adapter.kind
     found = ", ".join(f"{end} {list(array.shape)}" for end, array in sorted(given.items()))

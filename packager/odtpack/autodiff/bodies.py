@@ -338,9 +338,9 @@ class Turns(abc.ABC):
         # initial: First values of what is carried, the first inputs of the body. collected: What
         # the last outputs of the body are parts of.
 
-    @abc.abstractmethod
     def in_order(self, whole: ir.Value) -> ir.Value:
         """An output that stacks parts along its first axis, in the order of the forward loop."""
+        return whole
 
     def whole(self, value: ir.Value) -> ir.Value:
         """All turns' values of the forward body, along a new first axis."""
@@ -417,9 +417,6 @@ class ScanTurns(Turns):
             scan_output_axes=[slices.axis for slices in collected] or None,
             scan_output_directions=[1 - slices.direction for slices in collected] or None,
         )
-
-    def in_order(self, whole: ir.Value) -> ir.Value:
-        return whole
 
 
 class LoopTurns(Turns):
@@ -557,7 +554,7 @@ def _multiply(
     op, (rows, columns) = turns.ctx.op, static_dims(weight) or (-1, -1)
     dtype = turns.ctx.dtype(weight)
     left, right = (
-        turns.whole(value) if value is product.forward else wholes[value]
+        wholes[value] if value is product.ours else turns.whole(value)
         for value in (product.left, product.right)
     )
     left, right = op.reshape(left, -1, rows), op.reshape(right, -1, columns)
@@ -613,12 +610,7 @@ class Product:
 
     left: ir.Value  # rows p, by turn
     right: ir.Value  # rows q, by turn
-    forward: ir.Value  # which of the two is the forward body's
-
-    @property
-    def ours(self) -> ir.Value:
-        """The operand that is the backward body's."""
-        return self.right if self.left is self.forward else self.left
+    ours: ir.Value  # which of the two is the backward body's
 
 
 def take_products(
@@ -649,7 +641,7 @@ def take_products(
         back.graph.remove(node, safe=True)
     for node in products:
         left, right = operand(node, 0), operand(node, 1)
-        taken.append(Product(left, right, left if left in rows else right))
+        taken.append(Product(left, right, right if left in rows else left))
         back.graph.remove(node, safe=True)
     return functools.reduce(back.op.Add, rest) if rest else None, taken
 

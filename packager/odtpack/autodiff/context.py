@@ -56,11 +56,7 @@ class Context:
         self._differentiate = differentiate
 
     def differentiate(
-        self,
-        graph: ir.Graph,
-        seeds: Mapping[ir.Value, ir.Value],
-        wrt: Iterable[ir.Value],
-        op: Ops,
+        self, graph: ir.Graph, seeds: Mapping[ir.Value, ir.Value], wrt: Iterable[ir.Value], op: Ops
     ) -> dict[ir.Value, ir.Value]:
         """Differentiate a subgraph of the node, as ``autodiff.backward.differentiate`` does.
 

@@ -93,10 +93,7 @@ def _discarded(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
 
 
 def _may_be_infinite(
-    graph: ir.Graph,
-    candidates: set[ir.Node],
-    sources: set[ir.Value],
-    rooted: set[ir.Node],
+    graph: ir.Graph, candidates: set[ir.Node], sources: set[ir.Value], rooted: set[ir.Node]
 ) -> set[ir.Value]:
     """Values that may hold NaN or infinities though the model is sound."""
     # Only what ``candidates`` are computed from is looked at: weights are large.

@@ -76,14 +76,21 @@ def _call_bodies(model: ir.Model, sources: Collection[str], registry: Registry) 
     values = [*graph.inputs, *graph.initializers.values()]
     wanted = [value for value in values if value.name in sources]
     for node in list(_without_rule(graph, wanted, registry)):
-        unmasked = node.op_type == "Attention" and _sees_all(node)
-        causal = node.attributes.pop("is_causal", None) if unmasked else None
+        causal = None
+        if node.op_type == "Attention" and any(node.inputs[4:5]):
+            dims = dims_of(node.inputs[0])
+            if dims is not None and dims[-2] == 1:  # one query behind a past sees all
+                causal = node.attributes.pop("is_causal", None)
         body = _body(node, graph)
         if body is None:
             if causal is not None:
                 node.attributes["is_causal"] = causal
             continue
-        _name_after(node, body)
+        label = node.name or next((y.name for y in node.outputs if y.name), node.op_type)
+        for inner in body:  # its names start with that of its call
+            inner.name = f"{label}/{inner.name or inner.op_type}"
+            for value in inner.outputs:
+                value.name = f"{label}/{value.name}"
         body.domain, body.name = _DOMAIN, f"{node.op_type}_{len(model.functions)}"
         node.domain, node.op_type = body.domain, body.name
         model.functions[body.identifier()] = body
@@ -144,13 +151,6 @@ def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
     return function
 
 
-def _sees_all(node: ir.Node) -> bool:
-    """Whether an Attention has one query behind a past, for which ONNX Runtime masks nothing."""
-    dims = dims_of(node.inputs[0])
-    past = node.inputs[4] if len(node.inputs) > 4 else None
-    return past is not None and dims is not None and dims[-2] == 1
-
-
 def _newest(versions: Iterable[int], opset: int) -> int:
     """Newest of the opsets in which a body is written that is not past ``opset``."""
     fitting = [version for version in versions if version <= opset]
@@ -204,19 +204,15 @@ def _read_under(function: ir.Function, model: ir.Model) -> None:
     function.opset_imports[""] = opset
 
 
-def _name_after(node: ir.Node, body: ir.Function) -> None:
-    """Start the names in a body with that of its call."""
-    label = node.name or next((y.name for y in node.outputs if y.name), node.op_type)
-    for inner in body:
-        inner.name = f"{label}/{inner.name or inner.op_type}"
-        for value in inner.outputs:
-            value.name = f"{label}/{value.name}"
-
-
 def _inline(model: ir.Model) -> None:
-    _complete_calls(model, [*nodes_of(model.graph)])
-    for function in model.functions.values():
-        _complete_calls(model, [*function.all_nodes()])
+    bodies = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in [*nodes_of(model.graph), *bodies]:
+        function = model.functions.get(node.op_identifier())
+        if function is not None:  # outputs of it that a call left out stay without a name
+            if len(node.outputs) < len(function.outputs):
+                node.resize_outputs(len(function.outputs))
+            for value in node.outputs:
+                value.name = value.name or None
     try:
         InlinePass()(model)
     except (ValueError, ir.passes.InvariantError, ir.passes.PassError) as error:
@@ -225,18 +221,6 @@ def _inline(model: ir.Model) -> None:
             f"the functions of the model cannot be inlined: {error}",
             hint="inline them before, with onnx.inliner.inline_local_functions(model)",
         ) from error
-
-
-def _complete_calls(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
-    """Give every call all outputs of its function; those it left out stay without a name."""
-    for node in nodes:
-        function = model.functions.get(node.op_identifier())
-        if function is None:
-            continue
-        if len(node.outputs) < len(function.outputs):
-            node.resize_outputs(len(function.outputs))
-        for value in node.outputs:
-            value.name = value.name or None
 
 
 # Replaces tensor sequences whose members are known by the members themselves.

@@ -248,18 +248,11 @@ class Axis:
         return op.Add(found, float(first)) if first else found
 
 
-def positions(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
-    """Where each element of the result lies in the input: [new]."""
-    old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
-    scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
-    return _positions(op, kernel, axis, scale, dtype)
-
-
 def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value:
     """Write the nodes that compute the weights [new, old] of one axis."""
     old, new = (op.cast(value, dtype) for value in (axis.old, axis.new))
     scale = op.Div(new, old) if axis.scale is None else _vector(op, axis.scale, dtype)
-    at = op.unsqueeze(_positions(op, kernel, axis, scale, dtype), 1)  # [new, 1]
+    at = op.unsqueeze(positions(op, kernel, axis, dtype, scale), 1)  # [new, 1]
     last = op.Sub(old, 1.0)
     columns = axis.columns(op, dtype)  # [old]
     if kernel.antialias:
@@ -279,10 +272,14 @@ def weights(op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType) -> ir.Value
     return op.Where(outside, 0.0, result)
 
 
-def _positions(
-    op: Ops, kernel: Kernel, axis: Axis, scale: ir.Value, dtype: ir.DataType
+def positions(
+    op: Ops, kernel: Kernel, axis: Axis, dtype: ir.DataType, scale: ir.Value | None = None
 ) -> ir.Value:
     """Where each element of the result lies in the input: [new]."""
+    if axis.scale is not None:
+        scale = _vector(op, axis.scale, dtype)
+    elif scale is None:
+        scale = op.Div(op.cast(axis.new, dtype), op.cast(axis.old, dtype))
     rows, mode = numbers(op, axis.new, dtype), kernel.coordinates
     if axis.window is not None:
         rows = op.slice(rows, [0], [axis.window[0].start], [axis.window[0].stop])

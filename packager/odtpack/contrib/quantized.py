@@ -36,9 +36,7 @@ from odtpack.graph.graphs import (
     typed,
 )
 
-BLOCKED_OPSET = 21
-"""Opset whose DequantizeLinear takes blocks, and 4 bits."""
-
+BLOCKED_OPSET = 21  # opset whose DequantizeLinear takes blocks, and 4 bits
 _TYPES = {  # by bits: without and with sign, and what turns the bytes of one into the other's
     4: (ir.DataType.UINT4, ir.DataType.INT4, 0x88),
     8: (ir.DataType.UINT8, ir.DataType.INT8, 0x80),
@@ -442,8 +440,7 @@ def _numbers(
 
 # Codes of 4 bits, two in a byte: no kernel but DequantizeLinear takes them apart.
 
-FOUR_BITS = {ir.DataType.INT4: 8, ir.DataType.UINT4: 0}
-"""Types, and what is added to their numbers."""
+FOUR_BITS = {ir.DataType.INT4: 8, ir.DataType.UINT4: 0}  # types, and what is added to their numbers
 
 
 def four_bit_codes(tensor: ir.TensorProtocol) -> np.ndarray:

@@ -47,22 +47,17 @@ MOVED = "odtpack.moved"
 _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
-def fold(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
+def fold(graph: ir.Graph, keep: Collection[str] = (), root: ir.Graph | None = None) -> bool:
     """Replace integer nodes with known results by constants, drop idle casts; whether any was."""
     # Shapes that depend on the results may then be inferred, and be folded in their turn. Subgraphs
     # are folded, too.
     # graph: In topological order, with types and shapes inferred; changed in place. keep: Names of
-    # initializers whose values are not to be relied on.
-    return _fold(graph, graph, keep)
-
-
-def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
-    """:func:`fold` in a graph that is ``root`` or lies inside it."""
-    changed = False
+    # initializers whose values are not to be relied on. root: The main graph, of a subgraph.
+    root, changed = graph if root is None else root, False
     for node in list(graph):
         for subgraph in subgraphs(node):
             subgraph.opset_imports.update(graph.opset_imports)
-            changed |= _fold(subgraph, root, keep)
+            changed |= fold(subgraph, keep, root)
         if node.op_type == "If" and node.domain == "":
             condition = _known(node.inputs[0], keep)
             if condition is not None and condition.size == 1:

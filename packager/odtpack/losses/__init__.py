@@ -49,15 +49,7 @@ def make_loss(name: str, options: Mapping[str, object] | None = None) -> Loss:
 
 
 def parse_options(name: str, texts: list[str]) -> dict[str, object]:
-    """Read options of a loss as the command line has them.
-
-    Args:
-        name: Name of the loss.
-        texts: ``key=value`` each; numbers, words, or numbers separated by commas.
-
-    Raises:
-        OdtpackError: A text has no ``=``, or names an option twice.
-    """
+    """Read options of a loss as the command line has them, ``key=value`` each."""
     options: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack.losses.common.base import Elementwise, Numbers, like
+from odtpack.losses.common.base import Elementwise, Numbers, Ops, Value, like
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
 class BinaryCrossEntropyWithLogits(Elementwise):
-    """-w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid, without ever taking a log.
+    """-w (p t log s(x) + (1 - t) log(1 - s(x))), s the sigmoid, without ever taking a log."""
 
-    Attributes:
-        weight: w, broadcast to the prediction's shape; 1 if None.
-        pos_weight: p, likewise.
-    """
+    # w is ``weight``, and p ``pos_weight``, broadcast to the prediction's shape.
 
     name = "bce_with_logits"
     summary = "Binary cross-entropy, from logits."
@@ -32,7 +23,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
     weight: Numbers | None = option(None, "Factor of the terms.", least=0, axes=0)
     pos_weight: Numbers | None = option(None, "Weight of the positive class.", least=0, axes=0)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         """Write softplus(x) - x t, or with p: (1 - t) x + (1 + (p - 1) t) softplus(-x)."""
         logits, target = values
         if self.pos_weight is None:
@@ -41,14 +32,13 @@ class BinaryCrossEntropyWithLogits(Elementwise):
             extra = self._constant(op, "pos_weight", logits, minus=1)
             positive = op.Add(op.Mul(target, extra), 1)
             terms = op.Add(
-                op.Mul(op.Sub(1, target), logits),
-                op.Mul(positive, op.Softplus(op.Neg(logits))),
+                op.Mul(op.Sub(1, target), logits), op.Mul(positive, op.Softplus(op.Neg(logits)))
             )
         if self.weight is not None:
             terms = op.Mul(terms, self._constant(op, "weight", logits))
         return like(terms, logits)
 
-    def _constant(self, op: Ops, option: str, logits: ir.Value, minus: float = 0) -> ir.Value:
+    def _constant(self, op: Ops, option: str, logits: Value, minus: float = 0) -> Value:
         from odtpack.graph.graphs import dims_of
 
         array = np.asarray(getattr(self, option), np.float64) - minus

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped, target_dtype
+from odtpack.losses.common.base import (
+    Embeddings,
+    Ops,
+    Target,
+    Value,
+    dims,
+    distance,
+    shaped,
+    target_dtype,
+)
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +24,6 @@ class Contrastive(Embeddings):
 
     The target t [N] is 1 for a pair that belongs together and 0 for one that does not.
     Source: Hadsell, Chopra and LeCun (2006), without the halves.
-
-    Attributes:
-        margin: How far apart a pair that does not belong together shall lie.
     """
 
     name = "contrastive"
@@ -34,13 +34,13 @@ class Contrastive(Embeddings):
     reads = ("first", "second")
     margin: float = option(1.0, "Minimum distance between negative pairs.", above=0)
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """1 for a pair that belongs together, else 0: [N]."""
         super().targets(predictions)
         first = predictions[0]
         return (Target("target", "target", target_dtype(first), dims(first)[:1]),)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         first, second, together = values
         apart = distance(op, first, second, 2)
         short = op.Relu(op.Sub(self.margin, apart))

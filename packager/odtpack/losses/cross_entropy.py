@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from odtpack.losses.common.base import (
+    Ops,
     Target,
+    Value,
     dims,
     log_softmax,
     rank,
@@ -17,11 +19,6 @@ from odtpack.losses.common.base import (
 )
 from odtpack.losses.nll import NegativeLogLikelihood
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 Labels = Literal["numbers", "probabilities"]
 
@@ -37,10 +34,6 @@ class CrossEntropy(NegativeLogLikelihood):
     Labels that are probabilities q [N, C, ...], soft or one-hot, give -sum of w[c] q[c] log
     softmax(prediction)[c]. Smoothing makes q (1 - e) q + e / C; the mean is over all but the
     classes. So does PyTorch.
-
-    Attributes:
-        label_smoothing: e, from 0 to 1.
-        labels: What the labels are.
     """
 
     name = "cross_entropy"
@@ -61,17 +54,17 @@ class CrossEntropy(NegativeLogLikelihood):
         if self.labels == "probabilities" and self.ignore_index is not None:
             raise self._bad("ignore_index", "left out where the labels are probabilities")
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """Class numbers, or probabilities of the prediction's shape."""
         if self.labels == "numbers":
             return super().targets(predictions)
         self.class_axis(predictions[0])  # looks at the rank
         return (target_like(predictions[0]),)
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         return super().label_facts(predictions) if self.labels == "numbers" else {}
 
-    def _sum_and_count(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    def _sum_and_count(self, op: Ops, *values: Value) -> tuple[Value, Value | None]:
         if self.labels == "numbers":
             return super()._sum_and_count(op, *values)
         prediction, q = values
@@ -84,12 +77,12 @@ class CrossEntropy(NegativeLogLikelihood):
         terms = self._smooth(op, terms, log_p, axis, classes)
         return shaped(terms, without_classes(dims(prediction))), None
 
-    def _log_probabilities(self, op: Ops, prediction: ir.Value) -> tuple[ir.Value, int]:
+    def _log_probabilities(self, op: Ops, prediction: Value) -> tuple[Value, int]:
         return log_softmax(op, prediction)
 
     def _smooth(
-        self, op: Ops, terms: ir.Value, log_p: ir.Value, axis: int, classes: ir.Value | None
-    ) -> ir.Value:
+        self, op: Ops, terms: Value, log_p: Value, axis: int, classes: Value | None
+    ) -> Value:
         if not self.label_smoothing:
             return terms
         spread = op.reduce_mean(self._weighted(op, log_p, axis, classes), [axis], keepdims=False)
@@ -97,7 +90,7 @@ class CrossEntropy(NegativeLogLikelihood):
         return op.Sub(op.Mul(terms, 1 - smooth), op.Mul(spread, smooth))
 
     @staticmethod
-    def _weighted(op: Ops, log_p: ir.Value, axis: int, classes: ir.Value | None) -> ir.Value:
+    def _weighted(op: Ops, log_p: Value, axis: int, classes: Value | None) -> Value:
         if classes is None:
             return log_p
         beside = [1] * rank(log_p)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from odtpack.losses.common.base import (
+    Dims,
     Loss,
+    Ops,
     Target,
+    Value,
     dims,
     facts_of_labels,
     like,
@@ -23,15 +26,9 @@ from odtpack.losses.common.base import (
 )
 from odtpack.option import option
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
+Body: TypeAlias = "Callable[[Ops, Value, Value, Value, Value], tuple[Value, Value]]"
 
-    from odtpack.graph.graphs import Dims, Ops
-
-    Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
-
-_LOG_ZERO = -1e30
-"""Logarithm of what cannot happen; finite, so that differences of such are not NaN."""
+_LOG_ZERO = -1e30  # of what cannot happen; finite, so that differences of such are not NaN
 _IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]
@@ -51,12 +48,6 @@ class CTC(Loss):
     Sums over alignments go forward and backward once each, in the log domain; the gradient
     is -P(alignment passes step t at place s), and is not taken through the recursions.
     Source: Graves et al. (2006).
-
-    Attributes:
-        blank: Class that stands for no label.
-        layout: Axes of the prediction; if None, NTC where the first is called ``batch`` or the
-            like, or is the first axis of an input that the prediction is computed from and not
-            called ``time`` or the like; TNC elsewhere.
     """
 
     name = "ctc"
@@ -72,7 +63,7 @@ class CTC(Loss):
         "and is not called `time` or the like; TNC elsewhere.",
     )  # fmt: skip
 
-    def _layout(self, prediction: ir.Value) -> Layout:
+    def _layout(self, prediction: Value) -> Layout:
         if self.layout is not None:
             return self.layout
         from odtpack.graph.graphs import ancestors, reads
@@ -85,7 +76,7 @@ class CTC(Loss):
         named = not first.isdecimal() and not _TIME.search(first)
         return "NTC" if begins and named else "TNC"
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""
         layout = self.layout or "TNC"
         require_rank(self.name, predictions[0], f"[{', '.join(layout)}]", 3, 3)
@@ -99,7 +90,7 @@ class CTC(Loss):
             whole_numbers("target_lengths", "target", (batch,)),
         )
 
-    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+    def assumption(self, predictions: Sequence[Value]) -> str | None:
         """Which axis is time: with the axes confused, a loss of real data may be exactly 0."""
         if self.layout == "NTC" or len(dims(predictions[0])) != 3:
             return None
@@ -115,11 +106,11 @@ class CTC(Loss):
             f"if {first} come first, use --loss-option layout={other}"
         )
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """Number of classes, where it is known."""
         return facts_of_labels(predictions[0], 2, None)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         prediction, labels, input_lengths, target_lengths = values
         labels, input_lengths, target_lengths = (
             op.cast(value, op.INT64) for value in (labels, input_lengths, target_lengths)
@@ -137,13 +128,24 @@ class CTC(Loss):
 
         held = stop(op, seen)
         given = op.cast(held, op.FLOAT)
-        active = _active(op, prediction, input_lengths)
-        ends = _ends(op, places, target_lengths)
-        jump = _jumps(op, places, self.blank)
-        alpha = _scan(op, _forward, _starts(op, ends), given, active, jump, reverse=False)
+        # Which steps count: BOOL [T, N, 1].
+        step = op.unsqueeze(op.places(prediction, 0), 1)
+        active = op.unsqueeze(op.Less(step, op.unsqueeze(input_lengths, 0)), 2)
+        # Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1].
+        place = op.unsqueeze(op.places(places, 1), 0)
+        end = op.unsqueeze(op.Mul(target_lengths, 2), 1)
+        ends = _log(op, op.Or(op.Equal(place, end), op.Equal(place, op.Sub(end, 1))))
+        # Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1].
+        before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(self.blank, np.int64)))
+        other = op.And(op.Not(op.Equal(places, self.blank)), op.Not(op.Equal(places, before)))
+        jump = _log(op, other)
+        first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)  # before the first step
+        starts = op.Expand(_log(op, first), op.Shape(ends))
+        alpha = _scan(op, _forward, starts, given, active, jump, reverse=False)
         beta = _scan(op, _backward, ends, given, active, jump, reverse=True)
-        last = op.squeeze(op.slice(alpha, [0], [-1], [2**62]), 0)
-        log_z = _log_sum(op, op.Add(last, ends))
+        last = op.Add(op.squeeze(op.slice(alpha, [0], [-1], [2**62]), 0), ends)
+        top = op.reduce_max(last, [1])
+        log_z = op.Add(top, op.Log(op.reduce_sum(op.Exp(op.Sub(last, top)), [1])))
         possible = op.Greater(log_z, _IMPOSSIBLE)
         through = op.Exp(op.Sub(op.Add(alpha, beta), op.unsqueeze(log_z, 0)))
         counted = op.Where(op.And(active, op.unsqueeze(possible, 0)), through, 0)
@@ -154,7 +156,7 @@ class CTC(Loss):
         cost = op.squeeze(op.Where(possible, op.Neg(log_z), 0), 1)
         return shaped(op.Sub(op.cast(cost, op.type_of(share)), slope), (batch,))
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write the terms and their reduction; the mean is over loss / target length."""
         terms = self.terms(op, *values)
         if self.reduction == "mean":
@@ -162,7 +164,7 @@ class CTC(Loss):
             terms = shaped(op.Div(terms, op.Max(lengths, 1)), dims(terms))
         return reduce(op, terms, self.reduction)
 
-    def _places(self, op: Ops, labels: ir.Value) -> ir.Value:
+    def _places(self, op: Ops, labels: Value) -> Value:
         """Labels with blanks between and around: [N, 2 S + 1]."""
         blanks = op.Add(op.Mul(labels, 0), self.blank)
         pairs = op.Concat(op.unsqueeze(blanks, 2), op.unsqueeze(labels, 2), axis=2)
@@ -171,7 +173,7 @@ class CTC(Loss):
         return op.Pad(flat, op.ints(0, 0, 0, 1), end)
 
     @staticmethod
-    def _emissions(op: Ops, log_p: ir.Value, places: ir.Value, shape: Dims) -> ir.Value:
+    def _emissions(op: Ops, log_p: Value, places: Value, shape: Dims) -> Value:
         """Log-probability of every place at every step: [T, N, 2 S + 1]."""
         if op.opset < 16:  # whose scatters do not add: the gradient of a gather needs one
             classes = op.slice(op.Shape(log_p), [0], [2], [3])
@@ -188,70 +190,32 @@ class CTC(Loss):
         return shaped(op.GatherElements(log_p, index, axis=2), shape)
 
 
-def _log(op: Ops, condition: ir.Value) -> ir.Value:
+def _log(op: Ops, condition: Value) -> Value:
     """0 where a condition holds, else the logarithm of 0, FLOAT."""
     return op.Where(condition, op.constant(np.float32(0)), op.constant(np.float32(_LOG_ZERO)))
 
 
-def _active(op: Ops, prediction: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Which steps count: BOOL [T, N, 1]."""
-    step = op.unsqueeze(op.places(prediction, 0), 1)
-    return op.unsqueeze(op.Less(step, op.unsqueeze(lengths, 0)), 2)
-
-
-def _ends(op: Ops, places: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Where an alignment may end: at the last label or the blank after it, [N, 2 S + 1]."""
-    place = op.unsqueeze(op.places(places, 1), 0)
-    last = op.unsqueeze(op.Mul(lengths, 2), 1)
-    either = op.Or(op.Equal(place, last), op.Equal(place, op.Sub(last, 1)))
-    return _log(op, either)
-
-
-def _starts(op: Ops, ends: ir.Value) -> ir.Value:
-    """Before the first step an alignment is at place 0."""
-    first = op.Equal(op.unsqueeze(op.places(ends, 1), 0), 0)
-    return op.Expand(_log(op, first), op.Shape(ends))
-
-
-def _jumps(op: Ops, places: ir.Value, blank: int) -> ir.Value:
-    """Which places may be reached past a blank: labels unlike the one before, [N, 2 S + 1]."""
-    before = op.Pad(places, op.ints(0, 2, 0, -2), op.constant(np.array(blank, np.int64)))
-    other = op.And(op.Not(op.Equal(places, blank)), op.Not(op.Equal(places, before)))
-    return _log(op, other)
-
-
-def _log_sum(op: Ops, value: ir.Value) -> ir.Value:
-    """Logarithm of the sum of the exponentials over axis 1: [N, 2 S + 1] to [N, 1]."""
-    top = op.reduce_max(value, [1])
-    total = op.reduce_sum(op.Exp(op.Sub(value, top)), [1])
-    return op.Add(top, op.Log(total))
-
-
-def _forward(
-    op: Ops, alpha: ir.Value, seen: ir.Value, active: ir.Value, jump: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+def _forward(op: Ops, alpha: Value, seen: Value, active: Value, jump: Value) -> tuple[Value, Value]:
     """alpha'(s) = (alpha(s) + alpha(s - 1) + alpha(s - 2) if a jump may lead to s) p(s)."""
     new = op.Add(_three(op, alpha, _shift(op, alpha, 1), op.Add(_shift(op, alpha, 2), jump)), seen)
     new = op.Where(active, new, alpha)
     return new, op.Identity(new)
 
 
-def _backward(
-    op: Ops, beta: ir.Value, seen: ir.Value, active: ir.Value, jump: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+def _backward(op: Ops, beta: Value, seen: Value, active: Value, jump: Value) -> tuple[Value, Value]:
     """beta'(s) = q(s) + q(s + 1) + q(s + 2) if a jump may lead there, q = p beta."""
     ahead = op.Add(beta, seen)
     new = _three(op, ahead, _shift(op, ahead, -1), _shift(op, op.Add(ahead, jump), -2))
     return op.Where(active, new, beta), op.Identity(beta)
 
 
-def _shift(op: Ops, value: ir.Value, by: int) -> ir.Value:
+def _shift(op: Ops, value: Value, by: int) -> Value:
     """Move [N, L] along its last axis; what comes in cannot happen."""
     never = op.constant(np.asarray(_LOG_ZERO, np.float32))
     return op.Pad(value, op.ints(0, by, 0, -by), never)
 
 
-def _three(op: Ops, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def _three(op: Ops, a: Value, b: Value, c: Value) -> Value:
     """log(exp a + exp b + exp c)."""
     top = op.Max(a, b, c)
     parts = [op.Exp(op.Sub(value, top)) for value in (a, b, c)]
@@ -259,15 +223,8 @@ def _three(op: Ops, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
 
 
 def _scan(
-    op: Ops,
-    body: Body,
-    start: ir.Value,
-    seen: ir.Value,
-    active: ir.Value,
-    jump: ir.Value,
-    *,
-    reverse: bool,
-) -> ir.Value:
+    op: Ops, body: Body, start: Value, seen: Value, active: Value, jump: Value, *, reverse: bool
+) -> Value:
     """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
     import onnx_ir as ir
 

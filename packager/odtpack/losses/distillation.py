@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from odtpack.losses.common.base import (
     Classes,
+    Ops,
     Target,
+    Value,
     facts_of_labels,
     like,
     target_like,
@@ -17,23 +18,12 @@ from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.losses.kl_div import KLDivergence, Teacher
 from odtpack.option import option
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
-
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(Classes):
     """a kl_div(prediction, target) + (1 - a) cross_entropy(prediction, labels).
 
     Source: Hinton, Vinyals and Dean (2015).
-
-    Attributes:
-        alpha: a, from 0 to 1: how much the teacher counts.
-        temperature: T of the divergence.
-        teacher: What the target holds.
-        ignore_index: Label of samples for which only the teacher counts.
     """
 
     name = "distillation"
@@ -48,19 +38,19 @@ class Distillation(Classes):
         None, "Label of samples for which only the teacher counts.", whole=True
     )
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """Class numbers, and the teacher's scores."""
         return (self.label_target(predictions[0]), target_like(predictions[0]))
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """Number of classes, where it is known, and the label that does not count."""
         axis = self.class_axis(predictions[0])
         return facts_of_labels(predictions[0], axis, self.ignore_index)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         return dataclasses.replace(self, reduction="none").reduced(op, *values)
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write both losses, each with its own mean."""
         prediction, labels, target = values
         soft = KLDivergence(self.reduction, temperature=self.temperature, teacher=self.teacher)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Elementwise, huber
+from odtpack.losses.common.base import Elementwise, Ops, Value, huber
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,5 +17,5 @@ class Huber(Elementwise):
     formula = r"d²/2 up to \|d\| = delta, then delta (\|d\| - delta/2); d = y - t"
     delta: float = option(1.0, "Where it becomes linear.", above=0)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         return huber(op, self.delta, *values)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, dims, shaped
+from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, Ops, Value, dims, shaped
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +14,6 @@ class InfoNCE(Embeddings):
     """-log softmax_j(<q_i, k_j> / T)[i]: query i belongs to key i, to none of the others.
 
     Source: van den Oord, Li and Vinyals (2018); in both directions, Radford et al. (2021).
-
-    Attributes:
-        temperature: T.
-        normalize: Take embeddings of length 1 (cosine similarity).
-        symmetric: Mean of both directions, from queries to keys and back.
     """
 
     name = "info_nce"
@@ -39,7 +28,7 @@ class InfoNCE(Embeddings):
         False, "Whether the loss is the mean of both directions, from queries to keys and back."
     )
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         queries, keys = (self._direction(op, value) for value in values)
         size = dims(values[0])[0]
         similarity = op.MatMul(queries, op.transpose(keys, 1, 0))
@@ -51,7 +40,7 @@ class InfoNCE(Embeddings):
         back = CrossEntropy().terms(op, shaped(op.transpose(logits, 1, 0), (size, size)), own)
         return shaped(op.Mul(op.Add(forth, back), 0.5), (size,))
 
-    def _direction(self, op: Ops, value: ir.Value) -> ir.Value:
+    def _direction(self, op: Ops, value: Value) -> Value:
         if not self.normalize:
             return value
         squares = op.reduce_sum(op.Mul(value, value), [1])

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Elementwise, like
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
+from odtpack.losses.common.base import Elementwise, Ops, Value, like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +15,6 @@ class MeanAbsoluteError(Elementwise):
     summary = "Mean absolute error."
     formula = r"\|y - t\|"
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         prediction, target = values
         return like(op.Abs(op.Sub(prediction, target)), prediction)

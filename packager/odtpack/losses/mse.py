@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Elementwise, like
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
+from odtpack.losses.common.base import Elementwise, Ops, Value, like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +15,7 @@ class MeanSquaredError(Elementwise):
     summary = "Mean squared error."
     formula = "(y - t)²"
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         prediction, target = values
         difference = like(op.Sub(prediction, target), prediction)
         return like(op.Mul(difference, difference), prediction)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odtpack.losses.common.base import (
     Loss,
+    Ops,
     Target,
+    Value,
     dims,
     facts_of_labels,
     like,
@@ -22,11 +23,6 @@ from odtpack.losses.common.base import (
 from odtpack.losses.common.vocabulary import head_of, token_terms
 from odtpack.option import option
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
-
 
 @dataclasses.dataclass(frozen=True)
 class NextToken(Loss):
@@ -35,12 +31,7 @@ class NextToken(Loss):
     ``labels`` are the tokens themselves, as Hugging Face's causal models take them: the shift is
     part of the loss. A label of ``ignore_index`` does not count, be it one of the prompt, so that
     only the completion is learned, or padding. The mean is over the labels that count; where
-    none does loss and gradient are 0.
-
-    Attributes:
-        ignore_index: Label that does not count; it need not be a token.
-        words: Words of the vocabulary whose logits there are at once, see
-            :mod:`odtpack.losses.common.vocabulary`; None for all.
+    none does loss and gradient are 0. Of ``words`` see :mod:`odtpack.losses.common.vocabulary`.
     """
 
     name = "next_token"
@@ -58,26 +49,26 @@ class NextToken(Loss):
         above=0,
     )
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """Token numbers: the prediction's dimensions without the last."""
         require_rank(self.name, predictions[0], "[B, T, V]", 3, 3)
         return (whole_numbers("labels", "labels", dims(predictions[0])[:2]),)
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """Number of tokens, where it is known, and the label that does not count."""
         return facts_of_labels(predictions[0], 2, self.ignore_index)
 
-    def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
+    def fixed(self, predictions: Sequence[Value]) -> tuple[str, ...]:
         """The matrix of the last product, where that is taken apart."""
         if self.words is None:
             return ()
         return (str(head_of(predictions[0], self.name).weight.name),)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         """Write the loss of every token; 0 for the last of a sequence."""
         return self._terms_and_counts(op, *values)[0]
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write the terms and their reduction; the mean is over labels that count."""
         terms, counts = self._terms_and_counts(op, *values)
         if self.reduction != "mean":
@@ -86,7 +77,7 @@ class NextToken(Loss):
         count = op.reduce_sum(op.cast(counts, op.type_of(terms)), [0, 1], keepdims=False)
         return shaped(op.Div(total, op.Max(count, 1)), ())
 
-    def _terms_and_counts(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _terms_and_counts(self, op: Ops, *values: Value) -> tuple[Value, Value]:
         """Terms [B, T], and which of them count."""
         logits, labels = values
         shape = dims(logits)[:2]

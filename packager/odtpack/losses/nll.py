@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odtpack.losses.common.base import (
     Classes,
     Numbers,
+    Ops,
     Target,
+    Value,
     dims,
     facts_of_labels,
     rank,
@@ -22,11 +23,6 @@ from odtpack.losses.common.base import (
 )
 from odtpack.option import option
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
-
 
 @dataclasses.dataclass(frozen=True)
 class NegativeLogLikelihood(Classes):
@@ -34,10 +30,6 @@ class NegativeLogLikelihood(Classes):
 
     The mean divides by the sum of w[label] over the labels that count. Where none counts
     loss and gradient are 0.
-
-    Attributes:
-        weight: w, one number a class; all 1 if None.
-        ignore_index: Label of samples that do not count; it need not be a class.
     """
 
     name = "nll"
@@ -48,11 +40,11 @@ class NegativeLogLikelihood(Classes):
     weight: Numbers | None = option(None, "A number for each class.", least=0, axes=1)
     ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """Class numbers: the prediction's dimensions without those of the classes."""
         return (self.label_target(predictions[0]),)
 
-    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+    def assumption(self, predictions: Sequence[Value]) -> str | None:
         """On which axis the classes are, where there are more than two."""
         prediction = predictions[0]
         shape = dims(prediction)
@@ -67,15 +59,15 @@ class NegativeLogLikelihood(Classes):
             + (f"; {others}" if axis == 1 else "")
         )
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """Number of classes, where it is known, and the label that does not count."""
         axis = self.class_axis(predictions[0])
         return facts_of_labels(predictions[0], axis, self.ignore_index)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         return self._sum_and_count(op, *values)[0]
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write the terms and their reduction; the mean is over labels that count."""
         terms, weights = self._sum_and_count(op, *values)
         if self.reduction != "mean" or weights is None:
@@ -85,17 +77,17 @@ class NegativeLogLikelihood(Classes):
         count = op.reduce_sum(weights, axes, keepdims=False)
         return shaped(op.Div(total, op.Where(op.Equal(count, 0), 1, count)), ())
 
-    def _log_probabilities(self, op: Ops, prediction: ir.Value) -> tuple[ir.Value, int]:
+    def _log_probabilities(self, op: Ops, prediction: Value) -> tuple[Value, int]:
         """Log-probabilities, and the axis of the classes."""
         return prediction, 1
 
-    def _sum_and_count(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    def _sum_and_count(self, op: Ops, *values: Value) -> tuple[Value, Value | None]:
         """Terms, and the weight of each; None where all are 1."""
         prediction, labels = values
         shape = without_classes(dims(prediction))
         log_p, axis = self._log_probabilities(op, prediction)
         labels = op.cast(labels, op.INT64)
-        counts: ir.Value | None = None
+        counts: Value | None = None
         if self.ignore_index is not None:
             counts = op.Not(op.Equal(labels, self.ignore_index))
             labels = op.Where(counts, labels, 0)
@@ -113,7 +105,7 @@ class NegativeLogLikelihood(Classes):
             weights = ones if weights is None else op.Mul(weights, ones)
         return shaped(terms, shape), weights
 
-    def _class_weights(self, op: Ops, prediction: ir.Value) -> ir.Value | None:
+    def _class_weights(self, op: Ops, prediction: Value) -> Value | None:
         if self.weight is None:
             return None
         array = np.asarray(self.weight, op.type_of(prediction).numpy())
@@ -123,6 +115,6 @@ class NegativeLogLikelihood(Classes):
         return op.constant(array)
 
     def _smooth(
-        self, op: Ops, terms: ir.Value, log_p: ir.Value, axis: int, classes: ir.Value | None
-    ) -> ir.Value:
+        self, op: Ops, terms: Value, log_p: Value, axis: int, classes: Value | None
+    ) -> Value:
         return terms

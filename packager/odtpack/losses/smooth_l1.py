@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import Elementwise, huber, like
+from odtpack.losses.common.base import Elementwise, Ops, Value, huber, like
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +17,6 @@ class SmoothL1(Elementwise):
     formula = r"d²/(2 beta) up to \|d\| = beta, then \|d\| - beta/2"
     beta: float = option(1.0, "Where it becomes linear.", above=0)
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         terms = huber(op, self.beta, *values)
         return terms if self.beta == 1 else like(op.Mul(terms, 1 / self.beta), values[0])

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from odtpack.losses.common.base import Embeddings, dims, distance, shaped
+from odtpack.losses.common.base import Embeddings, Ops, Value, dims, distance, shaped
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +15,6 @@ class TripletMargin(Embeddings):
 
     d(a, b) = ||a - b + 1e-6||_p. Source: PyTorch's TripletMarginLoss, after Balntas et al.
     (2016).
-
-    Attributes:
-        margin: How much farther the negative shall lie.
-        p: Norm of the distance, 1 or 2.
-        swap: Where the negative lies nearer to the positive, take that distance.
     """
 
     name = "triplet_margin"
@@ -39,7 +29,7 @@ class TripletMargin(Embeddings):
         False, "Whether the distance of positive and negative counts where it is less."
     )
 
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         anchor, positive, negative = values
         near = distance(op, anchor, positive, self.p)
         far = distance(op, anchor, negative, self.p)

@@ -79,14 +79,12 @@ def compile_memory(
     # its inputs, with what to call each. spec: For which shapes, and how far.
     # Returns what was done; None where no limit is asked for and there is next to nothing to gain,
     # or no way to look at the model.
-    if spec.limit is not None:
-        return _compile(model, parameters, spec)
-    if _values_bytes(model.graph, spec) < _SMALLEST:
+    if spec.limit is None and _values_bytes(model.graph, spec) < _SMALLEST:
         return None
     try:
         return _compile(model, parameters, spec)
     except OdtpackError as error:
-        if error.code != "model-not-loadable":
+        if spec.limit is not None or error.code != "model-not-loadable":
             raise
         return None  # operators of the user's, which this process does not have
 

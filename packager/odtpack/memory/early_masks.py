@@ -22,18 +22,10 @@ from odtpack.memory.schedule import Step
 from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
-_LARGE: Final = 1 << 14
-"""Bytes from which on a value is worth a mask."""
-
-_SHARE: Final = 2
-"""Times that what is freed must be larger than what is kept in its place."""
-
-_STEEP: Final = 2.0**100
-"""Slope from which on a HardSigmoid of float32 is a step from 0 to 1."""
-
-_SIGMOID: Final = {"alpha": 0.2, "beta": 0.5}
-"""A HardSigmoid's attributes where it has none."""
-
+_LARGE: Final = 1 << 14  # bytes from which on a value is worth a mask
+_SHARE: Final = 2  # times that what is freed must be larger than what is kept in its place
+_STEEP: Final = 2.0**100  # slope from which on a HardSigmoid of float32 is a step from 0 to 1
+_SIGMOID: Final = {"alpha": 0.2, "beta": 0.5}  # a HardSigmoid's attributes where it has none
 _BOOLEAN: Final = {
     *("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN"),
     *("Less", "LessOrEqual", "Not", "Or", "Xor"),

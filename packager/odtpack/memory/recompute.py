@@ -36,18 +36,13 @@ from odtpack.memory.schedule import (
 )
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 
-_SMALLEST: Final = 4096
-"""Bytes from which on a buffer is worth a decision."""
-
+_SMALLEST: Final = 4096  # bytes from which on a buffer is worth a decision
 _HELD_INSTEAD: Final = (0.0, 0.3, 1.0)
 """What is needed to compute a tensor again may be kept instead up to this part of its size."""
 
-_STEP_DOWN: Final = 0.93
-"""The next target, of the peak."""
-
+_STEP_DOWN: Final = 0.93  # the next target, of the peak
 _MOST_MOVES: Final = 1500
-_PATIENCE: Final = 3
-"""Targets in a row that may fail to lower the peak."""
+_PATIENCE: Final = 3  # targets in a row that may fail to lower the peak
 
 
 @dataclasses.dataclass(frozen=True)

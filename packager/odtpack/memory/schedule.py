@@ -56,8 +56,7 @@ _FLOPS: Final = 100e9
 _CONVOLUTION_FLOPS: Final = 60e9
 _GROUPED_FLOPS: Final = 5e9
 _BANDWIDTH: Final = 50e9
-MEMORY_BANDWIDTH: Final = 20e9
-"""Bytes a second where tensors come from memory, and from no cache."""
+MEMORY_BANDWIDTH: Final = 20e9  # bytes a second where tensors come from memory, and from no cache
 _NODE_SECONDS: Final = 2e-6
 _CONVOLUTIONS: Final = {"Conv", "ConvTranspose", "FusedConv"}
 
@@ -89,27 +88,17 @@ def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BA
         ]
         for names in (node.inputs, node.outputs)
     )
-    work = operator_work(node.op_type, inputs, outputs)
+    work, rate = operator_work(node.op_type, inputs, outputs), _FLOPS
+    if node.op_type in _CONVOLUTIONS:  # by groups, depthwise ones above all, are no products
+        rate = _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(
-        Roof(_rate(node), bandwidth).seconds(work),
-        elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9,
+        Roof(rate, bandwidth).seconds(work), elements * _NANOSECONDS.get(node.op_type, 0.0) * 1e-9
     )
 
 
-def _rate(node: Node) -> float:
-    """Operations per second; convolutions by groups, depthwise ones above all, are no products."""
-    if node.op_type not in _CONVOLUTIONS:
-        return _FLOPS
-    return _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
-
-
-AGAIN: Final = "~again"
-"""What the name of a value that is computed again ends in, in a timeline."""
-
-EDGE_NODES: Final = 3
-"""Nodes that it takes to hold back what is computed again."""
-
+AGAIN: Final = "~again"  # what the name of a value that is computed again ends in, in a timeline
+EDGE_NODES: Final = 3  # nodes that it takes to hold back what is computed again
 OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 """Operators that run again whose outputs beyond the first may be left out."""
 
@@ -401,8 +390,7 @@ def _from_the_end(needs: Sequence[Collection[int]], keys: Sequence[float]) -> li
 # the next. Only what an operator may write over its input, as activations may, keeps the name of
 # that input.
 
-_LARGE = 1 << 14
-"""Bytes from which on a buffer is worth a view."""
+_LARGE = 1 << 14  # bytes from which on a buffer is worth a view
 
 
 def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None:

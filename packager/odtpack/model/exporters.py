@@ -99,11 +99,6 @@ class ExportedParameters:
         return {self._targets[a] for a in _ARGUMENT.findall(call) if a in self._targets}
 
 
-def noted(node: ir.Node) -> bool:
-    """Whether torch.export noted the modules around a node."""
-    return SCOPES in node.metadata_props
-
-
 # What PyTorch's exporters do to the names of parameters, and how to find them again.
 #
 # A linear layer on a sequence is exported as MatMul with the transposed weight, a recurrent
@@ -115,17 +110,14 @@ def noted(node: ir.Node) -> bool:
 # The end of a name is that of its codes.
 _GENERATED = re.compile(r"(val|tmp)(_\d+)*|onnx::\w+_\d+((_DQ)?_Q\d+(G\d+)?|_quantized)?")
 
-COMPUTED = "onnx::"
-"""Starts the names of what the older exporter computes."""
+COMPUTED = "onnx::"  # starts the names of what the older exporter computes
 
 # How torch.export notes what an initializer was in the module: PARAMETER, BUFFER, ...
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _NUMBERED = re.compile(r"_\d+$")
 
-SCOPES = "pkg.torch.onnx.name_scopes"
-"""How torch.export notes the modules around a node."""
-
+SCOPES = "pkg.torch.onnx.name_scopes"  # how torch.export notes the modules around a node
 _AFFINE = {1: "weight", 2: "bias"}
 _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _AFFINE),
@@ -229,7 +221,9 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
             found.pop(name, None)
         elif len(computed.parameters) == 1 and not computed.by:
             found.setdefault(name, computed.parameters[0])
-    found |= _own_names(graph)
+    if graph.metadata_props.get(ARCHITECTURE) in _DENSE:  # as transformers' module calls them
+        own = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
+        found |= {name: new for name, new in own.items() if new != name}
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
 
@@ -237,19 +231,9 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
 ARCHITECTURE = "odtpack.architecture"
 """Metadata of a graph: what a file beside the model says that it is (below)."""
 
-HEADS = "odtpack.heads"
-"""The same: how many heads it has, of queries and of keys."""
-
+HEADS = "odtpack.heads"  # the same: how many heads it has, of queries and of keys
 _DENSE = {"phi"}  # Architectures whose attention ends in a layer "dense"
 _OUTPUT = re.compile(r"^(model\.layers\.\d+)\.attn\.o_proj\.")
-
-
-def _own_names(graph: ir.Graph) -> dict[str, str]:
-    """Names in transformers' module of the initializers that the builder calls otherwise."""
-    if graph.metadata_props.get(ARCHITECTURE) not in _DENSE:
-        return {}
-    names = {name: _OUTPUT.sub(r"\1.self_attn.dense.", name) for name in graph.initializers}
-    return {name: own for name, own in names.items() if own != name}
 
 
 def known_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:

@@ -168,8 +168,7 @@ def _check_sum(copied: Sequence[onnx.TensorProto], path: Path) -> None:
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
-LEAST = 1024
-"""Bytes below which a tensor stays in the message."""
+LEAST = 1024  # bytes below which a tensor stays in the message
 
 
 def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:

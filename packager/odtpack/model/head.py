@@ -151,11 +151,9 @@ def _shown(value: ir.Value) -> str:
 
 def _mask(graph: ir.Graph) -> ir.Value | None:
     """The input that marks the tokens that count."""
-    for value in graph.inputs:
-        is_mask = fnmatch.fnmatchcase(str(value.name), _MASK) and value.dtype in _INTEGERS
-        if is_mask and len(dims_of(value) or ()) == 2:
-            return value
-    return None
+    named = (v for v in graph.inputs if fnmatch.fnmatchcase(str(v.name), _MASK))
+    fitting = (v for v in named if v.dtype in _INTEGERS and len(dims_of(v) or ()) == 2)
+    return next(fitting, None)
 
 
 def _parameter(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:

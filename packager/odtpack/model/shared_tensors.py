@@ -16,6 +16,7 @@ from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, ty
 from odtpack.model.exporters import (
     COMPUTED,
     KIND,
+    SCOPES,
     ExportedParameters,
     beside,
     fixed_role,
@@ -25,7 +26,6 @@ from odtpack.model.exporters import (
     matching,
     module_of,
     note_folded,
-    noted,
     origin,
     place,
 )
@@ -64,14 +64,11 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
             labels = {_label(parameters, use) for use in value.uses()}
             places = tuple(_place(node) for node in nodes.values())
             one = len(labels) == 1 and None not in labels
-            found.append(SharedTensor(name, places, one or _is_of_one(name, nodes.values())))
+            # One module may read it in several nodes, as a GRU that is written as slices.
+            modules = {module_of(node) for node in nodes.values()}
+            one |= not is_generated(name) and len(modules) == 1 and None not in modules
+            found.append(SharedTensor(name, places, one))
     return found
-
-
-def _is_of_one(name: str, readers: Iterable[ir.Node]) -> bool:
-    """Whether one module reads a parameter in several nodes, as a GRU that is written as slices."""
-    modules = {module_of(node) for node in readers}
-    return not is_generated(name) and len(modules) == 1 and None not in modules
 
 
 def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
@@ -317,7 +314,8 @@ def _are_apart(
     if computed:
         return True
     uses = [use for places in groups.values() for use in places]
-    return all(noted(node) for node, _ in uses) and len({(n.op_type, i) for n, i in uses}) == 1
+    noted = all(SCOPES in node.metadata_props for node, _ in uses)
+    return noted and len({(n.op_type, i) for n, i in uses}) == 1
 
 
 def _is_fill(value: ir.Value) -> bool:

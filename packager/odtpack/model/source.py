@@ -121,7 +121,12 @@ def open_model(model: ModelLike) -> Source:
         return _from_ir(model)
     if isinstance(model, onnx.ModelProto):
         external_data.require_none(model)
-        return _from_proto(model)
+        try:
+            proto, arrays = _parse(memoryview(model.SerializeToString()), _IN_MEMORY)
+        except (ValueError, google.protobuf.message.EncodeError):  # more than 2 GB
+            proto, arrays = onnx.ModelProto(), {}
+            proto.CopyFrom(model)
+        return Source(proto, _IN_MEMORY, arrays)
     if not isinstance(model, str | Path):
         raise OdtpackError(
             "bad-model-type",
@@ -206,15 +211,6 @@ def _keep(
         )
     arrays[tensor.name] = np.frombuffer(body, dtype.newbyteorder("<")).reshape(tuple(tensor.dims))
     tensor.dims[:] = [0]
-
-
-def _from_proto(model: onnx.ModelProto) -> Source:
-    try:
-        proto, arrays = _parse(memoryview(model.SerializeToString()), _IN_MEMORY)
-    except (ValueError, google.protobuf.message.EncodeError):  # more than 2 GB
-        proto, arrays = onnx.ModelProto(), {}
-        proto.CopyFrom(model)
-    return Source(proto, _IN_MEMORY, arrays)
 
 
 def _from_ir(model: ir.Model) -> Source:

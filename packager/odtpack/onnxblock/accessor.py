@@ -23,8 +23,7 @@ from odtpack.losses import TargetRole
 
 Equation = Callable[[Ops, list[ir.Value]], Sequence[ir.Value]]
 
-_SMALL = 64
-"""Elements of an initializer whose values may matter to shapes."""
+_SMALL = 64  # elements of an initializer whose values may matter to shapes
 
 
 class _FragmentOps(Ops):

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack.optimizers.common.base import Optimizer, StateVector, Values, keep_factor
+from odtpack.optimizers.common.base import Ops, Optimizer, StateVector, Value, Values, keep_factor
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 ROWS, COLUMNS = "row_variances", "column_variances"
 
@@ -58,7 +52,7 @@ class Adafactor(Optimizer):
     # Means of the squares of each row, and of each column.
     state = (StateVector(ROWS, (0,)), StateVector(COLUMNS, (1,)))
 
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         # ``values`` also holds ``factored`` BOOL[1]: true for matrices, false for vectors.
         params, gradients, rate = values["params"], values["gradients"], values["learning_rate"]
         dtype = op.type_of(gradients)
@@ -67,7 +61,7 @@ class Adafactor(Optimizer):
         weight = op.Pow(step, self.beta2_decay)
         squares = op.Mul(gradients, gradients)
 
-        def toward(old: ir.Value, new: ir.Value) -> ir.Value:
+        def toward(old: Value, new: Value) -> Value:
             return op.Add(old, op.Mul(op.Sub(new, old), weight))
 
         rows = toward(values[ROWS], op.reduce_mean(squares, [1]))
@@ -87,7 +81,7 @@ class Adafactor(Optimizer):
         return {"params": new, ROWS: rows, COLUMNS: columns}
 
 
-def _rms(op: Ops, value: ir.Value) -> ir.Value:
+def _rms(op: Ops, value: Value) -> Value:
     """Root of the mean square over all elements, [1, 1]."""
     total = op.ReduceSumSquare(value, keepdims=1)
     return op.Sqrt(op.Div(total, op.cast(op.Size(value), op.type_of(value))))

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from odtpack.optimizers.common.base import (
     FIRST,
     SECOND,
+    Ops,
     Optimizer,
     StateVector,
+    Value,
     Values,
     add_decay,
     change,
     moments,
 )
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Adam(Optimizer):
 
     state = (StateVector(FIRST), StateVector(SECOND))
 
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         params = values["params"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
         m, v = moments(op, values, gradients, self.beta1, self.beta2)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from odtpack.optimizers.common.base import (
     FIRST,
     SECOND,
+    Ops,
     Optimizer,
     StateVector,
+    Value,
     Values,
     change,
     keep_factor,
     moments,
 )
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 REFERENCE: Final = "reference"
 PYTORCH: Final = "pytorch"
@@ -70,7 +67,7 @@ class AdamW(Optimizer):
 
     state = (StateVector(FIRST), StateVector(SECOND))
 
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         rate, params = values["learning_rate"], values["params"]
         m, v = moments(op, values, values["gradients"], self.beta1, self.beta2)
         keep = keep_factor(op, rate, weight_decay)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack.optimizers.common.base import FIRST, Optimizer, StateVector, Values, keep_factor, lerp
+from odtpack.optimizers.common.base import (
+    FIRST,
+    Ops,
+    Optimizer,
+    StateVector,
+    Value,
+    Values,
+    keep_factor,
+    lerp,
+)
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Lion(Optimizer):
 
     state = (StateVector(FIRST),)
 
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
         # The new moment is computed first, in place, and the mix from it, which is the same number.
         # To order the reads by a Shape does not work: ONNX Runtime folds it where sizes are known.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odtpack.errors import OdtpackError
-from odtpack.optimizers.common.base import FIRST, Optimizer, StateVector, Values, add_decay
+from odtpack.optimizers.common.base import (
+    FIRST,
+    Ops,
+    Optimizer,
+    StateVector,
+    Value,
+    Values,
+    add_decay,
+)
 from odtpack.option import option
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ class SGD(Optimizer):
         """The momentum, if there is one."""
         return (StateVector(FIRST),) if self.momentum else ()
 
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
         params, rate = values["params"], values["learning_rate"]
         gradients = add_decay(op, values["gradients"], params, weight_decay)
         if not self.momentum:

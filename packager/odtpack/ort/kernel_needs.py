@@ -101,7 +101,7 @@ def of_operator(
     domain: str, name: str, version: int, inputs: Types, outputs: Types
 ) -> tuple[Need, ...]:
     """Return what the kernel of one operator needs; nothing if no kernel is needed."""
-    kernel = _kernels().get(domain or "ai.onnx", {}).get(f"{name};{version}")
+    kernel = kernels(_TABLE).get(domain or "ai.onnx", {}).get(f"{name};{version}")
     if kernel is None:
         return ()  # folded when it is loaded, or written in other operators
     (there,) = kernel[""]
@@ -152,10 +152,10 @@ def _parsed(release: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]]]]:
-    """Types by domain, operator and version, constraint, and first release."""
-    kernels: Mapping[str, Any] = json.loads(_TABLE.read_bytes())["kernels"]
-    return kernels
+def kernels(table: Path) -> Mapping[str, Any]:
+    """Types by domain (of several), operator and version, constraint, and first release."""
+    found: Mapping[str, Any] = json.loads(table.read_bytes())["kernels"]
+    return found
 
 
 _GRAPHS: Final = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS

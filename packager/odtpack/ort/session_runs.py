@@ -143,8 +143,7 @@ def final_graph(run: SessionRun, out: Path, custom_op_library: Path | None = Non
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_SIZE = 2
-"""Size of every axis that a model leaves open."""
+_SIZE = 2  # size of every axis that a model leaves open
 
 
 class SampleFeeds:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import MOST_JOINED, Ops, nodes_of
 from odtpack.graph.inference import infer_shapes
-from odtpack.ort.kernel_needs import constrained
+from odtpack.ort.kernel_needs import constrained, kernels
 from odtpack.passes import finishing
 
 _TABLE: Final = Path(__file__).with_name("webgpu_kernels.json")  # scripts/webgpu_kernels.py
@@ -60,7 +59,10 @@ def lower(model: ir.Model) -> ir.Model:
     op = Ops(model.graph, "webgpu/")
     for node in list(nodes_of(model.graph)):
         write = _WRITERS.get(node.op_type)
-        if write is None or node.domain or not _is_lowered(node, model.graph.opset_imports):
+        if write is None or node.domain:
+            continue
+        also = node.op_type in _ALSO and _ALSO[node.op_type](node)
+        if not (also or _why(node, model.graph.opset_imports)):
             continue
         results: ir.Value | Sequence[ir.Value] | None = None
         with op.before(node), contextlib.suppress(OdtpackError):  # of sizes that are not known
@@ -72,12 +74,6 @@ def lower(model: ir.Model) -> ir.Model:
             node.graph.remove(node, safe=True)
     common_passes.RemoveUnusedNodesPass()(model)
     return model
-
-
-def _is_lowered(node: ir.Node, opsets: Mapping[str, int]) -> bool:
-    """Whether a node has no kernel, or one that is not to be used."""
-    also = _ALSO.get(node.op_type)
-    return bool(_why(node, opsets)) or (also is not None and also(node))
 
 
 def _is_deep(node: ir.Node) -> bool:
@@ -122,7 +118,7 @@ def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
     if not onnx.defs.has(node.op_type, opset):
         return ""
     since = onnx.defs.get_schema(node.op_type, opset).since_version
-    kernel = _kernels().get(f"{node.op_type};{since}")
+    kernel = kernels(_TABLE).get(f"{node.op_type};{since}")
     if kernel is None:
         return "has no kernel"
     if refused := _refused(node):
@@ -135,13 +131,6 @@ def _why(node: ir.Node, opsets: Mapping[str, int]) -> str:
         if kind not in kernel.get(constraint, (kind,)):
             return f"has no kernel for {kind}"
     return ""
-
-
-@functools.cache
-def _kernels() -> Mapping[str, Mapping[str, list[str]]]:
-    """Types by operator and version, and constraint."""
-    kernels: Mapping[str, Mapping[str, list[str]]] = json.loads(_TABLE.read_bytes())["kernels"]
-    return kernels
 
 
 # How each operator that is missing is written.

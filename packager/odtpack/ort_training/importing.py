@@ -175,15 +175,15 @@ def forward_model(artifacts: Artifacts) -> Source:
     proto.CopyFrom(source.proto)
     graph = proto.graph
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-    modes = _Modes(artifacts.training.proto.graph, artifacts.training.where)
+    batch_norms, dropouts = _modes(artifacts.training.proto.graph, artifacts.training.where)
     nodes = {node.output[0]: node for node in graph.node if node.output}
-    for name in modes.batch_norms:
+    for name in batch_norms:
         _batch_norm_on(_counterpart(nodes, name, "BatchNormalization"), opset)
     for node in graph.node:  # the reference leaves the outputs, which only training mode has
         batch_norm = node.op_type == "BatchNormalization" and node.output
-        if batch_norm and node.output[0] not in modes.batch_norms:
+        if batch_norm and node.output[0] not in batch_norms:
             del node.output[1:]
-    for name, switch in modes.dropouts.items():
+    for name, switch in dropouts.items():
         _dropout_on(graph, _counterpart(nodes, name, "Dropout"), switch)
     arrays = dict(source.arrays)
     parameters = artifacts.parameters
@@ -200,35 +200,31 @@ def forward_model(artifacts: Artifacts) -> Source:
     return Source(proto, source.where, arrays)
 
 
-class _Modes:
-    """What the training model has in training mode, by output."""
-
-    # `batch_norms`: batch normalizations that take the statistics of their batch.
-    # `dropouts`: for each Dropout the tensor that switches it on, or the name of the input that
-    # does.
-
-    def __init__(self, graph: onnx.GraphProto, where: str) -> None:
-        self.batch_norms: set[str] = set()
-        self.dropouts: dict[str, onnx.TensorProto | str] = {}
-        constants = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            if not node.output:
-                continue
-            if node.op_type == "Constant":
-                constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
-            elif node.op_type == INTERNAL_BATCH_NORM:
-                self.batch_norms.add(node.output[0])
-            elif node.op_type == "BatchNormalization":
-                if any(a.name == "training_mode" and a.i for a in node.attribute):
-                    self.batch_norms.add(node.output[0])
-            elif node.op_type in _DROPOUTS:
-                switch = node.input[-1] if len(node.input) > 2 else ""
-                constant = constants.get(switch)
-                if constant is not None:
-                    check_bytes(constant, where)
-                off = constant is not None and not onnx.numpy_helper.to_array(constant).any()
-                if switch and not off:
-                    self.dropouts[node.output[0]] = switch if constant is None else constant
+def _modes(
+    graph: onnx.GraphProto, where: str
+) -> tuple[set[str], dict[str, onnx.TensorProto | str]]:
+    """What the training model has in training mode, by output: normalizations and Dropouts."""
+    # Of each Dropout the tensor that switches it on, or the name of the input that does.
+    batch_norms: set[str] = set()
+    dropouts: dict[str, onnx.TensorProto | str] = {}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in (node for node in graph.node if node.output):
+        if node.op_type == "Constant":
+            constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+        elif node.op_type == INTERNAL_BATCH_NORM or (
+            node.op_type == "BatchNormalization"
+            and any(a.name == "training_mode" and a.i for a in node.attribute)
+        ):
+            batch_norms.add(node.output[0])
+        elif node.op_type in _DROPOUTS:
+            switch = node.input[-1] if len(node.input) > 2 else ""
+            constant = constants.get(switch)
+            if constant is not None:
+                check_bytes(constant, where)
+            off = constant is not None and not onnx.numpy_helper.to_array(constant).any()
+            if switch and not off:
+                dropouts[node.output[0]] = switch if constant is None else constant
+    return batch_norms, dropouts
 
 
 def _counterpart(nodes: dict[str, onnx.NodeProto], name: str, op_type: str) -> onnx.NodeProto:

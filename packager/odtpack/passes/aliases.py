@@ -117,12 +117,9 @@ def _is_in_place(writer: ir.Node, read: list[ir.Value]) -> bool:
 
 def _views(source: ir.Value) -> list[ir.Value]:
     """The value, and values that may share its memory, those in subgraphs included."""
-    views, queue = [source], [source]
-    while queue:
-        value = queue.pop()
-        found = [n.outputs[0] for n in value.consumers() if n.op_type in VIEWS]
-        views += found
-        queue += found
+    views = [source]
+    for value in views:
+        views += [n.outputs[0] for n in value.consumers() if n.op_type in VIEWS]
     return views
 
 

@@ -10,7 +10,6 @@ The block is the unit of M. Rabe and C. Staats, arXiv 2112.05682, over queries a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,28 +19,21 @@ from odtpack.autodiff.bodies import copy_node, rewire
 from odtpack.graph import graphs
 from odtpack.graph.graphs import Ops, dims_of
 
-BLOCK: Final = 128
-"""Queries of a block: fewer make its products slow."""
-
+BLOCK: Final = 128  # queries of a block: fewer make its products slow
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Where", "Identity"}
 _SINCE = 13  # until then a Softmax is over all axes from its own on
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attention:
-    nodes: Sequence[ir.Node]  # from the product of queries and keys to that with the values
-    rowwise: Sequence[ir.Value]  # what they read that has a row for each query; queries first
 
 
 def by_blocks(op: Ops, graph: ir.Graph) -> None:
     """Rewrite every attention over many or any number of queries."""
     for each in [_attention(node) for node in graph if op.opset >= _SINCE]:
         if each is not None:
-            _rewrite(op, each)
+            _rewrite(op, *each)
 
 
-def _attention(node: ir.Node) -> _Attention | None:
-    """The attention that a Softmax belongs to."""
+def _attention(node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]] | None:
+    """The attention that a Softmax belongs to: from the first product to the second."""
+    # And what its nodes read that has a row for each query, queries first.
     if node.op_type != "Softmax" or node.domain or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     above, below = _above(node.inputs[0]), _below(node.outputs[0])
@@ -69,7 +61,7 @@ def _attention(node: ir.Node) -> _Attention | None:
             continue
         if value not in rowwise:
             rowwise.append(value)
-    return _Attention(nodes, rowwise)
+    return nodes, rowwise
 
 
 def _above(value: ir.Value | None) -> list[ir.Node] | None:
@@ -96,28 +88,25 @@ def _below(value: ir.Value) -> list[ir.Node] | None:
     return below and [node, *below]
 
 
-def _rewrite(op: Ops, found: _Attention) -> None:
-    result = found.nodes[-1].outputs[0]
+def _rewrite(op: Ops, nodes: Sequence[ir.Node], rowwise: Sequence[ir.Value]) -> None:
+    result = nodes[-1].outputs[0]
     rank = len(dims_of(result) or ())
-    keys = _same_keys(found)
+    keys = _same_keys(nodes)
     # The name of a size, so that equal ones are known to be equal.
     block = op.fresh_name("attention.queries")
-    with op.before(found.nodes[-1]):
-        rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
+    with op.before(nodes[-1]):
+        rows = op.slice(op.Shape(rowwise[0]), [0], [-2], [-1])
         count, length = even_blocks(op, rows, BLOCK)
-        wholes = [
-            _blocks(op, value, rows, count, length, _filling(found, value))
-            for value in found.rowwise
-        ]
+        wholes = [_blocks(op, v, rows, count, length, _filling(nodes, v)) for v in rowwise]
         parts = [_like(ir.Value(name=op.fresh_name(f"{value.name}.block")), value, rows=block)
-                 for value in found.rowwise]  # fmt: skip
+                 for value in rowwise]  # fmt: skip
         body = ir.Graph(parts, [], nodes=[], name=op.fresh_name("attention.block"))
-        inside = dict(zip(found.rowwise, parts, strict=True))
-        for node in found.nodes:
+        inside = dict(zip(rowwise, parts, strict=True))
+        for node in nodes:
             copy = copy_node(node, op)
             body.append(copy)
             inside[node.outputs[0]] = each = _like(copy.outputs[0], node.outputs[0], rows=block)
-            if node is not found.nodes[-1]:
+            if node is not nodes[-1]:
                 each.shape = ir.Shape([*(each.shape or ())[:-1], keys])
         rewire(body, inside)
         body.outputs.append(inside[result])
@@ -126,7 +115,7 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         y = _like(op.transpose(stacked, *range(1, rank - 1), 0, rank - 1, rank), result, rank - 2)
         y = _like(op.Reshape(y, _sizes(op, y, rank - 2, op.Mul(count, length))), result)
         y = op.Slice(y, op.ints(0), rows, op.ints(rank - 2))
-    graphs.replace(result, y, list(reversed(found.nodes)))
+    graphs.replace(result, y, reversed(nodes))
 
 
 def even_blocks(op: Ops, rows: ir.Value, most: int) -> tuple[ir.Value, ir.Value]:
@@ -135,9 +124,9 @@ def even_blocks(op: Ops, rows: ir.Value, most: int) -> tuple[ir.Value, ir.Value]
     return count, op.Div(op.Add(rows, op.Sub(count, 1)), count)
 
 
-def _filling(found: _Attention, value: ir.Value) -> str | None:
+def _filling(nodes: Sequence[ir.Node], value: ir.Value) -> str | None:
     """How ``Pad`` fills the last block: by zeros, or by the last row where zeros may give NaN."""
-    readers = (node.op_type for node in found.nodes if value in node.inputs)
+    readers = (node.op_type for node in nodes if value in node.inputs)
     return None if {*readers} <= {"MatMul", "Add", "Sub", "Mul"} else "edge"
 
 
@@ -163,9 +152,9 @@ def _sizes(op: Ops, value: ir.Value, lead: int, *rows: ir.Value) -> ir.Value:
     return op.Concat(first, *rows, last, axis=0)
 
 
-def _same_keys(found: _Attention) -> int | str | None:
+def _same_keys(nodes: Sequence[ir.Node]) -> int | str | None:
     """Let keys and values have one size, as the second product needs; return it."""
-    keys, values = found.nodes[0].inputs[1], found.nodes[-1].inputs[1]
+    keys, values = nodes[0].inputs[1], nodes[-1].inputs[1]
     of_keys, of_values = dims_of(keys), dims_of(values)
     if of_keys is None or of_values is None or values is None:
         return None

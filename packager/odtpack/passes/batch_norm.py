@@ -149,22 +149,14 @@ def lower(op: Ops, graph: ir.Graph) -> list[RunningStatistic]:
     return writer.updates(uses)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """What a layer found in a batch, to go into a running statistic."""
-
-    running: ir.Value
-    statistic: ir.Value
-    momentum: float
-
-
 class _Writer:
     """Writes layers, and remembers what they found."""
 
     def __init__(self, op: Ops) -> None:
         self._op = op
         self._counts: dict[Hashable, tuple[ir.Value, ir.Value]] = {}
-        self._found: list[_Batch] = []
+        # Running statistics, what a layer found in its batch, and how much of the first stays.
+        self._found: list[tuple[ir.Value, ir.Value, float]] = []
 
     def write(self, node: ir.Node) -> None:
         """Write a layer before its node, and remove the node."""
@@ -189,10 +181,9 @@ class _Writer:
         y = op.BatchNormalization(centered, scale, bias, zeros, variance, epsilon=epsilon)
         inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
         if not of_batch(node, running_mean):
-            self._found.append(_Batch(running_mean, mean, momentum))
+            self._found.append((running_mean, mean, momentum))
         if not of_batch(node, running_variance):
-            unbiased = op.Mul(variance, correction)
-            self._found.append(_Batch(running_variance, unbiased, momentum))
+            self._found.append((running_variance, op.Mul(variance, correction), momentum))
         results = (op.cast(y, dtype), None, None, mean, inv_std, count)
         for old, new in zip(node.outputs, results, strict=True):
             if new is not None:
@@ -215,22 +206,20 @@ class _Writer:
         """Write the new running statistics at the end of the graph."""
         # uses: How many layers update each statistic.
         op, latest = self._op, dict[ir.Value, ir.Value]()
-        together: dict[Hashable, list[_Batch]] = defaultdict(list)
-        for found in self._found:
-            running = found.running
+        together: dict[tuple[float, Hashable], dict[ir.Value, ir.Value]] = defaultdict(dict)
+        for running, statistic, momentum in self._found:
             if uses[running] == 1 and static_dims(running) is not None:
-                together[found.momentum, running.dtype, found.statistic.dtype].append(found)
+                together[momentum, (running.dtype, statistic.dtype)][running] = statistic
             else:
                 previous = latest.get(running, running)
-                latest[running] = self._moved(previous, found.statistic, found.momentum)
-        for batches in together.values():
+                latest[running] = self._moved(previous, statistic, momentum)
+        for (momentum, _), found in together.items():
             # One vector of all, and not one after the other.
-            running = op.join([each.running for each in batches], 0)
-            statistic = op.join([each.statistic for each in batches], 0)
-            moved = self._moved(running, statistic, batches[0].momentum)
-            sizes = [math.prod(static_dims(each.running) or ()) for each in batches]
-            parts = op.split(moved, 0, sizes) if len(batches) > 1 else (moved,)
-            latest |= {each.running: part for each, part in zip(batches, parts, strict=True)}
+            old, new = (op.join([*each], 0) for each in (found, found.values()))
+            moved = self._moved(old, new, momentum)
+            sizes = [math.prod(static_dims(each) or ()) for each in found]
+            parts = op.split(moved, 0, sizes) if len(found) > 1 else (moved,)
+            latest |= zip(found, parts, strict=True)
         return [RunningStatistic(source.name or "", update) for source, update in latest.items()]
 
     def _moved(self, running: ir.Value, batch: ir.Value, momentum: float) -> ir.Value:

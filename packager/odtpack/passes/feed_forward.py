@@ -9,7 +9,6 @@ beside the products, and products that were taken apart, belong to it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -33,12 +32,8 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    tokens: int  # of a block, at most
-    nodes: Sequence[ir.Node]  # in order
-    entries: Sequence[ir.Value]  # rows that it reads
-    result: ir.Value
+# Tokens of a block at most, the nodes in order, the rows that they read, and the result.
+_Layer = tuple[int, Sequence[ir.Node], Sequence[ir.Value], ir.Value]
 
 
 def by_blocks(op: Ops, graph: ir.Graph) -> None:
@@ -52,7 +47,7 @@ def by_blocks(op: Ops, graph: ir.Graph) -> None:
             seen |= region.nodes
             found += [layer] if layer else []
     for layer in found:
-        _rewrite(op, layer)
+        _rewrite(op, *layer)
 
 
 def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
@@ -112,7 +107,7 @@ class _Region:
                     return None
             elif not after.isdisjoint(reads(node)):
                 after.update(node.outputs)
-        return _Layer(_tokens(self.width), nodes, [*entries], results[0])
+        return _tokens(self.width), nodes, [*entries], results[0]
 
     def _flood(self, first: ir.Node) -> bool:
         """Take every node that gives or reads a wide value, or a part of one."""
@@ -178,14 +173,15 @@ class _Region:
         return node.op_type in _ELEMENTWISE and all(rank in (0, 1) for rank in ranks)
 
 
-def _rewrite(op: Ops, layer: _Layer) -> None:
+def _rewrite(
+    op: Ops, tokens: int, nodes: Sequence[ir.Node], entries: Sequence[ir.Value], result: ir.Value
+) -> None:
     # The name of a size, so that equal ones are known to be equal.
     block = op.fresh_name("feed_forward.tokens")
-    last = layer.nodes[-1]
-    with op.before(last):
-        flat = [_typed(op.reshape(v, -1, _width(v)), v, None, _width(v)) for v in layer.entries]
+    with op.before(nodes[-1]):
+        flat = [_typed(op.reshape(v, -1, _width(v)), v, None, _width(v)) for v in entries]
         rows = op.slice(op.Shape(flat[0]), [0], [0], [1])
-        count, length = even_blocks(op, rows, layer.tokens)
+        count, length = even_blocks(op, rows, tokens)
         pads = op.Concat(op.ints(0, 0), op.Sub(op.Mul(count, length), rows), op.ints(0), axis=0)
         wholes = []
         for value in flat:
@@ -193,10 +189,10 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
             sizes = op.Concat(count, length, op.ints(_width(value)), axis=0)
             wholes.append(_typed(op.Reshape(full, sizes), value, None, None, _width(value)))
         parts = [_typed(ir.Value(name=op.fresh_name(f"{v.name}.block")), v, block, _width(v))
-                 for v in layer.entries]  # fmt: skip
+                 for v in entries]  # fmt: skip
         body = ir.Graph(parts, [], nodes=[], name=op.fresh_name("feed_forward.block"))
-        inside = dict(zip(layer.entries, parts, strict=True))
-        for node in layer.nodes:
+        inside = dict(zip(entries, parts, strict=True))
+        for node in nodes:
             copy = copy_node(node, op)
             if "axis" in copy.attributes:
                 copy.attributes["axis"] = ir.AttrInt64("axis", 1)
@@ -204,17 +200,17 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 inside[old] = _typed(new, old, block, _width(old))
         rewire(body, inside)
-        body.outputs.append(inside[layer.result])
-        width = _width(layer.result)
+        body.outputs.append(inside[result])
+        width = _width(result)
         y = op.Scan(*wholes, body=ir.AttrGraph("body", body), num_scan_inputs=len(wholes))
-        y = _typed(y, layer.result, None, None, width)
+        y = _typed(y, result, None, None, width)
         # So that the gradient alone does not compute the result for its shape.
         y.meta[SHAPE] = op.Concat(count, length, op.ints(width), axis=0)
-        y = _typed(op.reshape(y, -1, width), layer.result, None, width)
-        y = _typed(op.Pad(y, op.Neg(pads)), layer.result, None, width)
-        lead = op.slice(op.Shape(layer.entries[0]), [0], [0], [-1])
+        y = _typed(op.reshape(y, -1, width), result, None, width)
+        y = _typed(op.Pad(y, op.Neg(pads)), result, None, width)
+        lead = op.slice(op.Shape(entries[0]), [0], [0], [-1])
         y = op.Reshape(y, op.Concat(lead, op.ints(width), axis=0))
-    graphs.replace(layer.result, y, reversed(layer.nodes))
+    graphs.replace(result, y, reversed(nodes))
 
 
 def _width(value: ir.Value) -> int:

@@ -127,8 +127,7 @@ def _known(setting: ir.Value | float | None) -> ir.Value | float | None:
 # which read different scales, nor runs one before v is there, nor takes MatMulNBits in its place,
 # which would round x to 8 bits.
 
-SMALLEST = 256
-"""Elements from which on it pays to store a weight in few bits, and to unpack it late."""
+SMALLEST = 256  # elements from which on it pays to store a weight in few bits and unpack it late
 
 
 def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -> None:

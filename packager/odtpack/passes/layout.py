@@ -60,8 +60,13 @@ def keep_channels_first(op: Ops, graph: ir.Graph) -> None:
             back, summed = _back(node, lying), _summed(node, lying)
             if back is not None:
                 graphs.replace(output, op.Identity(back.first), [node])
-            elif summed is not None:
-                _sum(op, node, summed)
+            elif summed is not None:  # over samples and space, which lie together
+                # The node stays: its result may be a gradient.
+                node.replace_input_with(0, summed.first)
+                if len(node.inputs) > 1:
+                    node.replace_input_with(1, op.ints(1, 2))
+                else:
+                    node.attributes["axes"] = ir.AttrInt64s("axes", [1, 2])
             elif _is(node, "Size") and node.inputs[0] in lying:
                 graphs.replace(output, op.Size(lying[node.inputs[0]].first), [node])
             elif output in wanted:
@@ -154,16 +159,6 @@ def _move(op: Ops, node: ir.Node, lying: dict[ir.Value, _Lying]) -> None:
     result = op.reshape(op.transpose(first, *_SWAP), -1, found.channels, height, width)
     graphs.replace(output, result, [node])
     lying[result] = _Lying(first, found.channels, found.size)
-
-
-def _sum(op: Ops, node: ir.Node, summed: _Lying) -> None:
-    """Sum [C, N, H W] over samples and space, which lie together."""
-    # The node stays: its result may be a gradient.
-    node.replace_input_with(0, summed.first)
-    if len(node.inputs) > 1:
-        node.replace_input_with(1, op.ints(1, 2))
-    else:
-        node.attributes["axes"] = ir.AttrInt64s("axes", [1, 2])
 
 
 def _back(node: ir.Node, lying: Mapping[ir.Value, _Lying]) -> _Lying | None:

@@ -44,13 +44,9 @@ from odtpack_runtime.package.native import (
 from odtpack_runtime.session.graph_signature import UPDATE_SUFFIX
 from odtpack_runtime.session.native import DOMAIN
 
-VERSION: Final = 1
-"""Of the domain."""
-
-_LEAST: Final = 256
-"""Elements from which on a kernel is worth its call, as far as they are known."""
-_FUNCTION_IR: Final = 8
-"""The first IR version that has functions."""
+VERSION: Final = 1  # of the domain
+_LEAST: Final = 256  # elements from which on a kernel is worth its call, as far as they are known
+_FUNCTION_IR: Final = 8  # the first IR version that has functions
 _EXACT: Final = {*ELEMENTWISE_OPERATORS} - {"Exp", "Erf", "Tanh", "Sigmoid", "Log"}
 """Operators of updates, which are those of the nodes to the bit."""
 _KINDS = {ir.DataType.UINT8: "Codes", ir.DataType.INT8: "SignedCodes"}
@@ -267,23 +263,20 @@ class _Wrapper:
     def wrap_normalizations(self, graph: ir.Graph) -> None:
         """Replace the nodes of each batch normalization by one that computes the same."""
         for group in native_groups.normalization_groups(graph):
-            self._wrap_normalization(graph, group)
+            del group.body.attribute[:]
+            group.body.attribute.extend(["kernel", "program"])
+            group.body.opset_import.extend([onnx.helper.make_opsetid("", self._opset)])
+            body = ir.serde.deserialize_function(group.body)
+            first, *read = group.read
+            if group.dims is not None:
+                with self._op.before(group.nodes[-1]):
+                    first = self._op.Reshape(first, group.dims)
+            call = (kernels.NORMALIZATION, group.program, [first, *read])
+            if self._replace(graph, group.nodes[-1], body, call, group.kept):
+                for each in reversed(group.nodes):
+                    if each not in group.stays or not each.outputs[0].uses():
+                        graph.remove(each, safe=True)
         graph.sort()  # some results are read before their node's place
-
-    def _wrap_normalization(self, graph: ir.Graph, group: native_groups.NormalizationGroup) -> None:
-        del group.body.attribute[:]
-        group.body.attribute.extend(["kernel", "program"])
-        group.body.opset_import.extend([onnx.helper.make_opsetid("", self._opset)])
-        body = ir.serde.deserialize_function(group.body)
-        first, *read = group.read
-        if group.dims is not None:
-            with self._op.before(group.nodes[-1]):
-                first = self._op.Reshape(first, group.dims)
-        call = (kernels.NORMALIZATION, group.program, [first, *read])
-        if self._replace(graph, group.nodes[-1], body, call, group.kept):
-            for each in reversed(group.nodes):
-                if each not in group.stays or not each.outputs[0].uses():
-                    graph.remove(each, safe=True)
 
     def wrap_transposed(self, graph: ir.Graph, node: ir.Node) -> None:
         """Replace a product whose first operand is transposed."""

@@ -72,9 +72,7 @@ from odtpack_simulator.memory.execution_order import execution_order
 _WORTH: Final = {"Exp", "Log", *REDUCTIONS}
 _WIDTHS: Final = range(16, (1 << 14) + 1)
 """Of rows that are worth a kernel and whose registers fit a cache."""
-_TRIAL: Final = 64
-"""Sizes are odd multiples: batches can be cut, and layers are seldom so wide."""
-
+_TRIAL: Final = 64  # sizes are odd multiples: batches can be cut, and layers are seldom so wide
 Sizes = Mapping[ir.Value, tuple[int, ...]]
 _FREE: Final = {*VIEWS, "Size", "Shape"}
 _NUMBERS: Final = (ir.DataType.FLOAT, ir.DataType.BOOL)
@@ -374,8 +372,7 @@ def value_of(value: ir.Value) -> np.ndarray:
 
 
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
-_MOST_FIXED = 8
-"""Elements of a constant that a body has."""
+_MOST_FIXED = 8  # elements of a constant that a body has
 
 
 def product_groups(graph: ir.Graph) -> Iterator[Group]:
@@ -436,10 +433,8 @@ def _product_group(end: ir.Node, order: dict[ir.Node, int]) -> Group | None:
     return Group(sorted(nodes, key=order.__getitem__), read, [*fixed], programs)
 
 
-_SHORTEST: Final = 16
-"""Rows and columns of a result that is worth a kernel."""
-_DEEP: Final = 96
-"""Rows of the operands from which on ONNX Runtime's own product is slower."""
+_SHORTEST: Final = 16  # rows and columns of a result that is worth a kernel
+_DEEP: Final = 96  # rows of the operands from which on ONNX Runtime's own product is slower
 
 
 def transposed_products(op: Ops, graph: ir.Graph) -> Iterator[ir.Node]:

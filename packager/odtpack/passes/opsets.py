@@ -24,14 +24,10 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import Ops, nodes_of
 from odtpack.targets import MIN_OPSET
 
-CONVERTED = range(7, MIN_OPSET)
-"""Opsets that are converted."""
-TO = 17
-"""What older models become: ONNX Runtime loads it since release 1.12 (2022)."""
+CONVERTED = range(7, MIN_OPSET)  # opsets that are converted
+TO = 17  # what older models become: ONNX Runtime loads it since release 1.12 (2022)
 _FROM = 13  # the first opset that is read as that one
-BLOCKS = 21
-"""The opset whose DequantizeLinear takes 4 bits and blocks."""
-
+BLOCKS = 21  # the opset whose DequantizeLinear takes 4 bits and blocks
 _COORDINATES_SINCE = 11  # Resize says how it computes positions; the default is another one
 
 _REDUCTIONS = {  # whose axes became an input in 18
@@ -44,19 +40,15 @@ _CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Ups
 def upgrade(graph: ir.Graph) -> None:
     """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays."""
     opset = graph.opset_imports[""]
-    if _FROM <= opset < TO and not _changed_meaning(graph, opset):
-        graph.opset_imports[""] = TO
-
-
-def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
     # RoiAlign's default coordinates moved by half a pixel (16); the training mode of
     # BatchNormalization turned from a count of outputs into an attribute (14).
-    return any(
+    if _FROM <= opset < TO and not any(
         node.op_type == "RoiAlign"
         or (node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1)
         for node in nodes_of(graph)
         if not node.domain
-    )
+    ):
+        graph.opset_imports[""] = TO
 
 
 def to_blocks(graph: ir.Graph) -> bool:

@@ -233,26 +233,14 @@ def write_axpy(
     if op.type_of(gradient) != FAST_TYPE:
         return results
     nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
-    return _fuse_sums(op, nodes[::-1], {*kept.values(), gradient}, {*kept.values()}, results)
-
-
-def _fuse_sums(
-    op: Ops,
-    nodes: Sequence[ir.Node],
-    rows: Collection[ir.Value],
-    kept: Collection[ir.Value],
-    results: Mapping[str, ir.Value],
-) -> dict[str, ir.Value]:
-    # nodes: The elementwise nodes of an update, in topological order; changed in place. rows: What
-    # they compute from that is no scalar, each [1, N]. kept: Those of them that results may be
-    # written over. results: What the update gives, by name; returned as it is after the rewrite.
-    found, instead = set(rows), {value: value for value in results.values()}
-    for node in nodes:
+    # What is no scalar, each [1, N], and what is given in the place of a result.
+    found, instead = {*kept.values(), gradient}, {value: value for value in results.values()}
+    for node in reversed(nodes):
         if found.isdisjoint(node.inputs):
             continue
         found.update(node.outputs)
         if node.op_type in ("Add", "Sub") and found.issuperset(node.inputs):
-            total = _fuse_sum(op, node, found, kept, instead)
+            total = _fuse_sum(op, node, found, {*kept.values()}, instead)
             if total is not None:
                 found.add(total)
                 if node.outputs[0] in instead:
@@ -278,20 +266,16 @@ def _fuse_sum(
         factors = [value for value in product.inputs if value in rows and value not in kept]
         if len(scalars) != 1 or len(factors) != 1 or scalars[0] is None:
             continue
+        known, negative = graphs.constant(scalars[0]), node.op_type == "Sub"
         with op.before(node):
-            size = _as_matrix(op, scalars[0], negative=node.op_type == "Sub")
+            if known is not None:
+                size = op.constant((np.negative(known) if negative else known).reshape(1, 1))
+            else:
+                size = op.reshape(op.Neg(scalars[0]) if negative else scalars[0], 1, 1)
             total: ir.Value = op.Gemm(size, factors[0], node.inputs[1 - place])
         graphs.replace(node.outputs[0], total, [node, product])
         return total
     return None
-
-
-def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
-    """A scalar, or less it, as [1, 1]."""
-    known = graphs.constant(scalar)
-    if known is not None:
-        return op.constant((np.negative(known) if negative else known).reshape(1, 1))
-    return op.reshape(op.Neg(scalar) if negative else scalar, 1, 1)
 
 
 # Updates of large parameters, a part of the rows after the other, in one Scan.
@@ -302,14 +286,9 @@ def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
 # of factors that are smaller computes the gradient, the body computes its rows, and the gradient
 # never exists as a whole.
 
-LARGE: Final = 1 << 18
-"""Elements from which on a parameter is updated in parts."""
-
-PART: Final = 1 << 17
-"""Most elements of a part, see ``CHUNK_ELEMENTS``: half a MiB of each vector."""
-
-LEAST_PART: Final = 1 << 14
-"""Fewest elements of a part: running a body costs some ten microseconds."""
+LARGE: Final = 1 << 18  # elements from which on a parameter is updated in parts
+PART: Final = 1 << 17  # most elements of a part, see ``CHUNK_ELEMENTS``: half a MiB of each vector
+LEAST_PART: Final = 1 << 14  # fewest elements of a part: running a body costs some ten microseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -540,13 +519,10 @@ def fresh_gradients(op: Ops, graph: ir.Graph, reset: ir.Value) -> dict[str, ir.V
 
 def _views(reset: ir.Value) -> set[ir.Value]:
     """The flag, and the scalars that are made of it."""
-    found, stack = {reset}, [reset]
-    while stack:
-        for node in stack.pop().consumers():
-            if node.op_type in ("Squeeze", "Reshape") and node.outputs[0] not in found:
-                found.add(node.outputs[0])
-                stack.append(node.outputs[0])
-    return found
+    found = [reset]
+    for value in found:
+        found += [n.outputs[0] for n in value.consumers() if n.op_type in ("Squeeze", "Reshape")]
+    return {*found}
 
 
 def _inline(op: Ops, node: ir.Node) -> None:

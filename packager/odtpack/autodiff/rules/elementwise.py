@@ -337,22 +337,18 @@ def gelu(ctx: Context) -> Cotangents:
         t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(square, k), 1)), c))
         inner = op.Mul(op.Add(op.Mul(square, 3 * k), 1), c / 2)
         slope = op.Add(
-            op.Add(op.Mul(t, 0.5), 0.5),
-            op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner),
+            op.Add(op.Mul(t, 0.5), 0.5), op.Mul(op.Mul(x, op.Sub(1, op.Mul(t, t))), inner)
         )
         return op.Mul(dy, slope)
     # x phi(x) = u exp(-u^2 - ln(pi) / 2), u = x / sqrt(2): the constants cost no passes.
     u = op.Mul(x, math.sqrt(0.5))
     density = op.Exp(op.Sub(-math.log(math.pi) / 2, op.Mul(u, u)))
-    distribution = _half_plus_half(op, op.Erf(u))
+    erf = op.Erf(u)
+    if erf.dtype == ir.DataType.FLOAT:  # in one pass, whose clip never acts
+        distribution = op.HardSigmoid(erf, alpha=0.5, beta=0.5)
+    else:
+        distribution = op.Add(op.Mul(erf, 0.5), 0.5)
     return op.Mul(dy, op.Add(distribution, op.Mul(u, density)))
-
-
-def _half_plus_half(op: Ops, value: ir.Value) -> ir.Value:
-    """(value + 1) / 2 for values in [-1, 1]: for float32 in one pass, whose clip never acts."""
-    if value.dtype == ir.DataType.FLOAT:
-        return op.HardSigmoid(value, alpha=0.5, beta=0.5)
-    return op.Add(op.Mul(value, 0.5), 0.5)
 
 
 def _softmax_axes(ctx: Context) -> Sequence[int]:

@@ -26,8 +26,7 @@ from odtpack.graph.graphs import Ops
 
 # Pooling. A maximum gives its cotangent to the first element that attains it.
 
-MANY_TAPS = 16
-"""Kernel elements beyond which MaxPool's indices are quicker than comparing with each."""
+MANY_TAPS = 16  # beyond which MaxPool's indices are quicker than comparing with each
 TOO_MANY_TAPS = 1024  # to write nodes for each
 
 

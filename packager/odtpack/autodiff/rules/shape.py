@@ -14,7 +14,7 @@ from odtpack.autodiff import context
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
-from odtpack.graph.graphs import Ops, dims_of
+from odtpack.graph.graphs import dims_of
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",
@@ -166,7 +166,7 @@ def _copied_border(ctx: Context, mode: str) -> Cotangents:
     for axis, before, after in padded:
         size = ctx.size(ctx.x(), int(axis))
         source = np.pad(np.arange(size), (before, after), cast("Any", mode))
-        pieces = [_piece(op, dx, rank, int(axis), *run, size) for run in _runs(source.tolist())]
+        pieces = [_piece(ctx, dx, int(axis), *run) for run in _runs(source.tolist())]
         dx = functools.reduce(op.Add, pieces)
     return dx
 
@@ -185,17 +185,10 @@ def _runs(source: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _piece(
-    op: Ops,
-    dy: ir.Value,
-    rank: int,
-    axis: int,
-    start: int,
-    count: int,
-    first: int,
-    step: int,
-    size: int,
+    ctx: Context, dy: ir.Value, axis: int, start: int, count: int, first: int, step: int
 ) -> ir.Value:
     """What a run of ``dy`` adds to the elements from which it was copied, zero elsewhere."""
+    op, rank, size = ctx.op, ctx.rank(ctx.x()), ctx.size(ctx.x(), axis)
     last = first + (count - 1) * step
     if step < 0:
         end = start - 1 if start else np.iinfo(np.int64).min + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from odtpack.option import Option, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Dims, Ops
-
+    from odtpack.graph import graphs
 
 # Losses import what writes graphs where they write: recipes read the declarations, and whether a
 # package has to be built again is to be known without loading onnx_ir.
+Dims: TypeAlias = "graphs.Dims"
+Ops: TypeAlias = "graphs.Ops"
+Value: TypeAlias = "ir.Value"
 
 Reduction = Literal["mean", "sum", "none"]
 TargetRole = Literal["labels", "target"]
@@ -27,21 +29,14 @@ TargetRole = Literal["labels", "target"]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a loss compares with: a graph input, unless the model has a value for it.
-
-    Attributes:
-        name: Name of the graph input.
-        role: Its role in the manifest.
-        dtype: Element type.
-        dims: Dimensions.
-    """
+    """What a loss compares with: a graph input, unless the model has a value for it."""
 
     name: str
-    role: TargetRole
+    role: TargetRole  # in the manifest
     dtype: ir.DataType
     dims: Dims
 
-    def value(self, name: str | None = None) -> ir.Value:
+    def value(self, name: str | None = None) -> Value:
         """The graph input, under its own or another name."""
         import onnx_ir as ir
 
@@ -50,25 +45,15 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Loss(abc.ABC):
-    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`.
+    """A loss; its fields are its options, each declared by :func:`odtpack.option.option`."""
 
-    Attributes:
-        name: As the manifest and the command line have it; that of its file.
-        summary: What it is, in a sentence.
-        formula: Formula of a term, for the documentation.
-        reads: What it reads of the model, in this order.
-        prediction: The same with its shape, for the documentation.
-        target: The graph inputs that it compares with, for the documentation.
-        classifies: Whether labels are classes of whole samples, so that accuracy is defined.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    formula: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]] = ("prediction",)
-    prediction: ClassVar[str] = "prediction"
-    target: ClassVar[str] = "`target`"
-    classifies: ClassVar[bool] = True
+    name: ClassVar[str]  # as the manifest and the command line have it; that of its file
+    summary: ClassVar[str]  # what it is, in a sentence
+    formula: ClassVar[str]  # of a term, for the documentation
+    reads: ClassVar[tuple[str, ...]] = ("prediction",)  # what it reads of the model, in this order
+    prediction: ClassVar[str] = "prediction"  # the same with its shape, for the documentation
+    target: ClassVar[str] = "`target`"  # what it compares with, for the documentation
+    classifies: ClassVar[bool] = True  # labels are classes of whole samples: accuracy is defined
 
     reduction: Reduction = option("mean", "How the terms become one number.")
 
@@ -81,57 +66,43 @@ class Loss(abc.ABC):
                 object.__setattr__(self, each.name, numbers(self.name, each, value))
 
     @abc.abstractmethod
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
-        """What it compares the predictions with.
-
-        Raises:
-            OdtpackError: The predictions do not have the rank that the loss needs.
-        """
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
+        """What it compares the predictions with, whose ranks are checked."""
 
     @abc.abstractmethod
-    def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def terms(self, op: Ops, *values: Value) -> Value:
         """Write the loss without its reduction; ``values`` are predictions, then targets."""
 
-    def write(self, op: Ops, *values: ir.Value) -> ir.Value:
-        """Write the loss.
-
-        Args:
-            op: Where to write.
-            values: Predictions, then targets. Those of 16 bits are read as float32.
-
-        Returns:
-            A scalar; with reduction "none" one number for each term.
-
-        Raises:
-            OdtpackError: A value has another type or rank than the loss needs.
-        """
+    def write(self, op: Ops, *values: Value) -> Value:
+        """Write the loss of predictions and targets: a scalar, or with "none" all terms."""
+        # Values of 16 bits are read as float32.
         self._check_types(values)
         wide = [op.cast(v, op.FLOAT) if _is_half(v.dtype) else v for v in values]
         for value, cast in zip(values, wide, strict=True):
             cast.shape = value.shape
         return self.reduced(op, *self.arranged(op, wide))
 
-    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    def arranged(self, op: Ops, values: Sequence[Value]) -> Sequence[Value]:
         """The values with their axes in the order that the terms expect."""
         return values
 
-    def settled(self, values: Sequence[ir.Value]) -> Loss:
+    def settled(self, values: Sequence[Value]) -> Loss:
         """The loss with the options that follow from what it reads, targets included."""
         return self
 
-    def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
+    def reduced(self, op: Ops, *values: Value) -> Value:
         """Write the terms and their reduction."""
         return reduce(op, self.terms(op, *values), self.reduction)
 
-    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+    def label_facts(self, predictions: Sequence[Value]) -> dict[str, int]:
         """What a runtime must know to check labels: ``class_count`` and ``ignore_index``."""
         return {}
 
-    def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
+    def assumption(self, predictions: Sequence[Value]) -> str | None:
         """What it takes for granted about predictions that could be meant otherwise."""
         return None
 
-    def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
+    def fixed(self, predictions: Sequence[Value]) -> tuple[str, ...]:
         """Names of parameters through which it lets no gradient, so that they must be frozen."""
         return ()
 
@@ -150,7 +121,7 @@ class Loss(abc.ABC):
         """Default of every option."""
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
-    def _check_types(self, values: Sequence[ir.Value]) -> None:
+    def _check_types(self, values: Sequence[Value]) -> None:
         import onnx_ir as ir
 
         predictions = values[: len(self.reads)]
@@ -178,7 +149,7 @@ class Loss(abc.ABC):
         return bad_option(self.name, option, getattr(self, option), must)
 
 
-def dims(value: ir.Value) -> Dims:
+def dims(value: Value) -> Dims:
     """Dimensions of a value."""
     from odtpack.graph.graphs import dims_of
 
@@ -188,12 +159,12 @@ def dims(value: ir.Value) -> Dims:
     return found
 
 
-def rank(value: ir.Value) -> int:
+def rank(value: Value) -> int:
     """Number of axes of a value."""
     return len(dims(value))
 
 
-def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int | None) -> None:
+def require_rank(loss: str, value: Value, shape: str, least: int, most: int | None) -> None:
     """Check the rank of a prediction."""
     found = rank(value)
     if found < least or (most is not None and found > most):
@@ -202,7 +173,7 @@ def require_rank(loss: str, value: ir.Value, shape: str, least: int, most: int |
         )
 
 
-def target_dtype(prediction: ir.Value) -> ir.DataType:
+def target_dtype(prediction: Value) -> ir.DataType:
     """Element type of a target like a prediction: that of the loss, so 32 bits for 16."""
     import onnx_ir as ir
 
@@ -214,7 +185,7 @@ def _is_half(dtype: ir.DataType | None) -> bool:
     return dtype is not None and dtype.name in ("FLOAT16", "BFLOAT16")
 
 
-def target_like(prediction: ir.Value) -> Target:
+def target_like(prediction: Value) -> Target:
     """A target of the prediction's shape."""
     return Target("target", "target", target_dtype(prediction), dims(prediction))
 
@@ -226,13 +197,13 @@ def whole_numbers(name: str, role: TargetRole, shape: Dims) -> Target:
     return Target(name, role, ir.DataType.INT64, shape)
 
 
-def like(value: ir.Value, model: ir.Value) -> ir.Value:
+def like(value: Value, model: Value) -> Value:
     """Give an elementwise result the shape of its operand."""
     value.shape = model.shape
     return value
 
 
-def shaped(value: ir.Value, shape: Dims) -> ir.Value:
+def shaped(value: Value, shape: Dims) -> Value:
     """Give a result its shape."""
     import onnx_ir as ir
 
@@ -240,7 +211,7 @@ def shaped(value: ir.Value, shape: Dims) -> ir.Value:
     return value
 
 
-def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
+def reduce(op: Ops, value: Value, reduction: Reduction) -> Value:
     """Mean or sum over all axes, or the value as it is."""
     axes = range(rank(value))
     if reduction == "none" or not axes:
@@ -256,12 +227,12 @@ def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
 class Elementwise(Loss):
     """A loss with one term for each element of the prediction."""
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """A target of the prediction's shape."""
         return (target_like(predictions[0]),)
 
 
-def huber(op: Ops, delta: float, prediction: ir.Value, target: ir.Value) -> ir.Value:
+def huber(op: Ops, delta: float, prediction: Value, target: Value) -> Value:
     """With a = |prediction - target| and c = min(a, delta): c (a - c / 2)."""
     # That is a^2 / 2 up to delta and delta (a - delta / 2) beyond; nothing is squared that could
     # overflow.
@@ -319,7 +290,7 @@ def plain(value: object) -> object:
 # What losses over scores of classes [N, C, ...] share.
 
 
-def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
+def log_softmax(op: Ops, logits: Value) -> tuple[Value, int]:
     """Log-probabilities of logits [N, C, ...], and the axis on which the classes are."""
     axes = rank(logits)
     if op.opset < 13 and axes > 2:
@@ -336,12 +307,7 @@ Layout = Literal["NC", "NLC"]
 
 @dataclasses.dataclass(frozen=True)
 class Classes(Loss):
-    """A loss over scores of classes.
-
-    Attributes:
-        layout: Where the classes are. "NC" is axis 1, as in PyTorch; "NLC" is the last axis, as of
-            token classifiers, [batch, sequence, classes] and [T, N, C].
-    """
+    """A loss over scores of classes, on axis 1 ("NC") or the last one ("NLC")."""
 
     layout: Layout | None = option(
         None,
@@ -349,7 +315,7 @@ class Classes(Loss):
         "labels or the known sizes leave only the last one.",
     )
 
-    def class_axis(self, prediction: ir.Value) -> int:
+    def class_axis(self, prediction: Value) -> int:
         """The axis of the classes."""
         require_rank(self.name, prediction, "[N, C, ...]", 2, None)
         shape = dims(prediction)
@@ -357,18 +323,18 @@ class Classes(Loss):
         only_last = self.layout is None and known[-1] and not any(known[:-1])
         return len(shape) - 1 if self.layout == "NLC" or only_last else 1
 
-    def not_as_the_reference(self, predictions: Sequence[ir.Value]) -> str | None:
+    def not_as_the_reference(self, predictions: Sequence[Value]) -> str | None:
         """What to know where the classes are inferred to be on another axis than 1."""
         assumed = self.assumption(predictions)
         if assumed is None or self.class_axis(predictions[0]) == 1:
             return None
         return f"{assumed}; onnxruntime-training takes axis 1, as layout='NC' of a block does"
 
-    def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    def arranged(self, op: Ops, values: Sequence[Value]) -> Sequence[Value]:
         """Scores with the classes on axis 1."""
         axes, axis = rank(values[0]), self.class_axis(values[0])
 
-        def moved(value: ir.Value) -> ir.Value:
+        def moved(value: Value) -> Value:
             shape = () if value.shape is None else dims(value)
             if len(shape) != axes or axis == 1:
                 return value
@@ -377,7 +343,7 @@ class Classes(Loss):
 
         return [moved(value) for value in values]
 
-    def label_target(self, prediction: ir.Value) -> Target:
+    def label_target(self, prediction: Value) -> Target:
         """The graph input for class numbers: they drop the class axis of the prediction."""
         shape, axis = dims(prediction), self.class_axis(prediction)
         unknown = not isinstance(shape[axis], int) and self.layout is None
@@ -393,7 +359,7 @@ class Classes(Loss):
             )
         return whole_numbers("labels", "labels", without_classes(shape, axis))
 
-    def settled(self, values: Sequence[ir.Value]) -> Loss:
+    def settled(self, values: Sequence[Value]) -> Loss:
         """With the layout that labels leave, which are values of the model."""
         shape, last = dims(values[0]), rank(values[0]) - 1
         labels = [v for v in values[1:] if v.shape is not None and rank(v) == last]
@@ -407,9 +373,7 @@ class Classes(Loss):
         return dataclasses.replace(self, layout="NLC") if fits(last) and not fits(1) else self
 
 
-def settled_on(
-    graph: ir.Graph, loss: Loss, read: Sequence[str]
-) -> tuple[Loss, list[ir.Value]] | None:
+def settled_on(graph: ir.Graph, loss: Loss, read: Sequence[str]) -> tuple[Loss, list[Value]] | None:
     """The loss as it is with the values that it reads, and its predictions; None if unknown."""
     all_values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
     known = {value.name: value for value in all_values}
@@ -420,7 +384,7 @@ def settled_on(
     return loss.settled(values), predictions
 
 
-def facts_of_labels(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, int]:
+def facts_of_labels(prediction: Value, axis: int, ignore_index: int | None) -> dict[str, int]:
     """What a runtime needs to check labels."""
     found = {"class_count": dims(prediction)[axis], "ignore_index": ignore_index}
     return {key: number for key, number in found.items() if isinstance(number, int)}
@@ -438,17 +402,15 @@ def without_classes(shape: Dims, axis: int = 1) -> Dims:
 
 # What losses over embeddings share: what belongs together shall lie together.
 
-_EPSILON = 1e-6
-"""Added to every difference, as in PyTorch's pairwise_distance."""
-LEAST_SQUARE = 1e-30
-"""Squared length below which a vector has no direction."""
+_EPSILON = 1e-6  # added to every difference, as in PyTorch's pairwise_distance
+LEAST_SQUARE = 1e-30  # squared length below which a vector has no direction
 
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings(Loss):
     """A loss that compares embeddings of one length."""
 
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+    def targets(self, predictions: Sequence[Value]) -> tuple[Target, ...]:
         """None: the embeddings, whose ranks and lengths are checked, are all that it needs."""
         for value in predictions:
             require_rank(self.name, value, "[N, D]", 2, 2)
@@ -463,7 +425,7 @@ class Embeddings(Loss):
         return ()
 
 
-def distance(op: Ops, first: ir.Value, second: ir.Value, p: int) -> ir.Value:
+def distance(op: Ops, first: Value, second: Value, p: int) -> Value:
     """||first - second + 1e-6||_p over the last axis of [N, D]; slope 0 where it is 0."""
     difference = op.Add(op.Sub(first, second), _EPSILON)
     if p == 1:

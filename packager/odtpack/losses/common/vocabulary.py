@@ -55,14 +55,6 @@ class Head:
         """Whether a word has several scales."""
         return self.codes is not None and "block_size" in self.codes.attributes
 
-    @property
-    def whole_rows(self) -> bool:
-        """Whether the numbers of a word are a row of whole blocks, and of whole bytes."""
-        if self.codes is None or not self.words_first:
-            return False
-        columns, block = _size(self.weight)[1], self.codes.attributes.get_int("block_size", 1)
-        return columns % 2 == columns % block == 0
-
 
 def head_of(logits: ir.Value, loss: str) -> Head:
     """The product that gives the logits."""
@@ -107,8 +99,12 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     zero = op.Mul(op.reduce_sum(rows, [2]), 0.0)
     lowest = float(np.finfo(op.type_of(hidden).numpy()).min)
     nothing = op.Mul(rows, 0.0)
-    # Blocks may lie across the words: then the labels' columns are found part by part.
-    in_parts = head.blocks and not head.whole_rows
+    in_parts = False
+    if head.codes is not None and head.blocks:
+        # Where the numbers of a word are no row of whole blocks, and of whole bytes, the labels'
+        # columns are found part by part.
+        columns, block = _size(head.weight)[1], head.codes.attributes.get_int("block_size")
+        in_parts = not (head.words_first and columns % 2 == columns % block == 0)
     states = [op.Add(zero, lowest), zero, nothing, *([nothing] if in_parts else [])]
     tables = [_bytes(op, each) for each in head.codes.inputs] if head.codes and head.blocks else []
     most, total, mixed, *found = _over_parts(op, head, tables, rows, labels, words, lowest, states)
@@ -259,12 +255,7 @@ def _bytes(op: Ops, value: ir.Value | None) -> ir.Value | None:
 
 
 def _cut(
-    inner: Ops,
-    table: ir.Value,
-    value: ir.Value,
-    axis: int,
-    bounds: Sequence[ir.Value],
-    words: int,
+    inner: Ops, table: ir.Value, value: ir.Value, axis: int, bounds: Sequence[ir.Value], words: int
 ) -> ir.Value:
     """Some rows or columns of a matrix that is stored as a table."""
     from odtpack.contrib import quantized

@@ -18,23 +18,26 @@ from odtpack.option import is_too_large, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Ops
+    from odtpack.graph import graphs
 
+Ops: TypeAlias = "graphs.Ops"
+Value: TypeAlias = "ir.Value"
+Values: TypeAlias = "Mapping[str, Value]"
 
 # What Adam and AdamW share: two moments, and the change that follows from them.
 
 
 def moments(
-    op: Ops, values: Values, gradients: ir.Value, beta1: float, beta2: float
-) -> tuple[ir.Value, ir.Value]:
+    op: Ops, values: Values, gradients: Value, beta1: float, beta2: float
+) -> tuple[Value, Value]:
     """Return both moments after a step."""
     m = lerp(op, values[FIRST], gradients, beta1)
     return m, lerp(op, values[SECOND], op.Mul(gradients, gradients), beta2)
 
 
 def change(
-    op: Ops, values: Values, m: ir.Value, v: ir.Value, optimizer: Any, *, scaled_epsilon: bool
-) -> ir.Value:
+    op: Ops, values: Values, m: Value, v: Value, optimizer: Any, *, scaled_epsilon: bool
+) -> Value:
     """Return lr sqrt(u2) / u1 m / (sqrt(v) + epsilon'), where u = 1 - b^t."""
     # optimizer: Adam or AdamW. epsilon' is epsilon, or with ``scaled_epsilon`` sqrt(u2) epsilon:
     # the same as dividing sqrt(v) by sqrt(u2) first, with a pass over the vector less.
@@ -48,7 +51,7 @@ def change(
     return op.Mul(op.Div(m, op.Add(op.Sqrt(v), epsilon)), size)
 
 
-def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
+def _unbias(op: Ops, t: Value, beta: float) -> Value:
     """Return 1 - beta^t, of the type of t, [1]."""
     # It is 1 - exp(-2 x) with x = -t ln(beta) / 2, written 2 tanh(x) / (1 + tanh(x)): with b2 =
     # 0.999 a difference of 1 would lose four digits of the first steps in float32, and float64 is
@@ -58,8 +61,6 @@ def _unbias(op: Ops, t: ir.Value, beta: float) -> ir.Value:
 
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"
-
-Values: TypeAlias = "Mapping[str, ir.Value]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,33 +76,15 @@ class StateVector:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(abc.ABC):
-    """A formula and its hyperparameters.
+    """A formula; its fields are its hyperparameters, each declared by an option."""
 
-    Every field is a hyperparameter, declared by :func:`odtpack.option.option`: the fields are
-    what the command line takes as ``--optimizer-option`` and what the manifest shows.
-
-    Attributes:
-        kind: Its name, as the manifest and the command line have it; that of its file.
-        summary: What it is, in a sentence.
-        source: Whose formula it is, for the documentation.
-        keeps: What it keeps for each parameter, for the documentation.
-        learning_rates: What a search tries, the usual one first.
-        weight_decay: Strength of the weight decay; what it is multiplied with is
-            the formula's affair.
-
-    Raises:
-        OdtpackError: ``bad-hyperparameter``: a hyperparameter is out of range.
-    """
-
-    kind: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
-    keeps: ClassVar[str]
-    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)
+    kind: ClassVar[str]  # as the manifest and the command line have it; that of its file
+    summary: ClassVar[str]  # what it is, in a sentence
+    source: ClassVar[str]  # whose formula it is, for the documentation
+    keeps: ClassVar[str]  # what it keeps for each parameter, for the documentation
+    learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)  # for a search, in order
     weight_decay: float = option(
-        0.0,
-        "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.",
-        least=0,
+        0.0, "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.", least=0
     )
 
     def __post_init__(self) -> None:
@@ -123,42 +106,32 @@ class Optimizer(abc.ABC):
         """What is kept, in the order of the checkpoint's ``momentum0``, ``momentum1``."""
 
     @abc.abstractmethod
-    def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
-        """Write one step.
-
-        Args:
-            op: Writer for the optimizer graph.
-            values: ``params``, ``gradients`` (clipped) and the state by name, of one
-                element type; ``learning_rate`` of that type, [1]; ``step`` INT64[1], the
-                number of the step from 1.
-            weight_decay: The decay: a number, or [1] where it differs between groups.
-
-        Returns:
-            The new value of ``params`` and of each state vector.
-        """
+    def write(self, op: Ops, values: Values, weight_decay: Value | float) -> dict[str, Value]:
+        """Write one step: the new value of ``params`` and of each state vector."""
+        # values: ``params``, ``gradients`` (clipped) and the state by name, of one element type;
+        # ``learning_rate`` of that type, [1]; ``step`` INT64[1], the number of the step from 1.
+        # weight_decay: The decay: a number, or [1] where it differs between groups.
 
     def settings(self) -> dict[str, Any]:
         """Hyperparameters, for the manifest."""
         return dataclasses.asdict(self)
 
 
-def keep_factor(op: Ops, rate: ir.Value, weight_decay: ir.Value | float) -> ir.Value | None:
+def keep_factor(op: Ops, rate: Value, weight_decay: Value | float) -> Value | None:
     """Return 1 - rate decay, the factor of decoupled weight decay; None without decay."""
     if isinstance(weight_decay, float | int) and weight_decay == 0:
         return None
     return op.Sub(1.0, op.Mul(rate, weight_decay))
 
 
-def add_decay(
-    op: Ops, gradients: ir.Value, params: ir.Value, weight_decay: ir.Value | float
-) -> ir.Value:
+def add_decay(op: Ops, gradients: Value, params: Value, weight_decay: Value | float) -> Value:
     """Return g + decay p, the gradient with an L2 penalty; g without decay."""
     if isinstance(weight_decay, float | int) and weight_decay == 0:
         return gradients
     return op.Add(gradients, op.Mul(params, weight_decay))
 
 
-def lerp(op: Ops, old: ir.Value, new: ir.Value, keep: float) -> ir.Value:
+def lerp(op: Ops, old: Value, new: Value, keep: float) -> Value:
     """Return keep old + (1 - keep) new."""
     return op.Add(op.Mul(old, keep), op.Mul(new, 1 - keep))
 
@@ -219,25 +192,13 @@ def resolve_groups(
     decay_vectors: bool = True,
     called: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Group, ...]:
-    """Divide the trained parameters into groups.
-
-    The first rule whose pattern matches a parameter holds for it, and if none does the
-    optimizer's own numbers. Parameters with equal numbers are one group.
-
-    Args:
-        ranks: Number of axes of each trained parameter, by name in the model's order.
-        rules: What holds for which parameters.
-        weight_decay: Weight decay of the optimizer.
-        decay_vectors: If false, parameters with less than two axes (biases, the scales of
-            normalizations) do not decay, unless a rule gives them a decay.
-        called: Further names of parameters, by which patterns match them, too.
-
-    Returns:
-        The groups, that of the first parameter first; one if all are updated alike.
-
-    Raises:
-        UnknownNameError: A rule holds for no parameter.
-    """
+    """Divide the trained parameters into groups, that of the first parameter first."""
+    # The first rule whose pattern matches a parameter holds for it, and if none does the
+    # optimizer's own numbers. Parameters with equal numbers are one group.
+    # ranks: Number of axes of each trained parameter, by name in the model's order. decay_vectors:
+    # If false, parameters with less than two axes (biases, the scales of normalizations) do not
+    # decay, unless a rule gives them a decay. called: Further names of parameters, by which
+    # patterns match them, too.
     found: dict[tuple[float, float], list[str]] = {}
     used: set[GroupRule] = set()
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from odtpack.graph.graphs import Ops
     from odtpack_runtime.training.optimizer_contract import Privacy
 
-NORM_EPSILON = 1e-6
-"""Of ``torch.nn.utils.clip_grad_norm_``."""
-
+NORM_EPSILON = 1e-6  # of ``torch.nn.utils.clip_grad_norm_``
 AXES = ("rows", "columns")
 
 
@@ -72,23 +70,14 @@ def optimizer_model(
     privacy: Privacy | None = None,
     dtype: ir.DataType | None = None,
 ) -> ir.Model:
-    """Build the optimizer model.
-
-    Args:
-        optimizer: Formula and hyperparameters.
-        opset: Opset of the training model, so that one runtime loads both.
-        clip: How gradients are clipped.
-        groups: Parameter groups; their decays take the place of the optimizer's.
-        privacy: What the runtime makes gradients private with.
-        dtype: Element type of parameters, gradients and state, FLOAT (the default) or DOUBLE.
-
-    Returns:
-        Model with inputs ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped
-        by norm ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it
-        ``weight_decay`` dtype[1]; ``params``, ``gradients`` and the state, each dtype[n].
-        An optimizer that is run parameter by parameter has ``factored`` BOOL[1], true for
-        parameters with two axes or more, and dtype[rows, columns] in place of dtype[n].
-    """
+    """Build the optimizer model."""
+    # Its inputs are ``learning_rate`` FLOAT[1]; ``step`` INT64[1] (from 1); if clipped by norm
+    # ``gradient_norm`` dtype[1], that of all gradients; if groups differ in it ``weight_decay``
+    # dtype[1]; ``params``, ``gradients`` and the state, each dtype[n]. An optimizer that is run
+    # parameter by parameter has ``factored`` BOOL[1], true for parameters with two axes or more,
+    # and dtype[rows, columns] in place of dtype[n].
+    # opset: Of the training model, so that one runtime loads both. groups: Their decays take the
+    # place of the optimizer's. dtype: Of parameters, gradients and state, FLOAT or DOUBLE.
     # Here, so that recipes can read the declarations of optimizers without onnx_ir.
     import onnx_ir as ir
 
@@ -134,7 +123,17 @@ def optimizer_model(
         graph.outputs.append(value)
         aliases.verify(graph, values[name], value)
     model = ir.Model(graph, ir_version=8, producer_name="odtpack")
-    model.metadata_props.update(_metadata(optimizer, groups))
+    # What a runtime must know of it; see docs/formats/package.md.
+    state: list[dict[str, Any]] = [
+        {"name": vector.name} | ({} if vector.axes is None else {"axes": list(vector.axes)})
+        for vector in optimizer.state
+    ]
+    model.metadata_props["odtpack.optimizer"] = optimizer.kind
+    model.metadata_props["odtpack.moments"] = str(len(state))
+    model.metadata_props["odtpack.state"] = json.dumps(state)
+    if len(groups) > 1 or any(group.learning_rate_scale != 1 for group in groups):
+        given_groups = [dataclasses.asdict(group) for group in groups]
+        model.metadata_props["odtpack.groups"] = json.dumps(given_groups)
     if privacy is not None:
         model.metadata_props[PRIVACY] = json.dumps(dataclasses.asdict(privacy))
     targets.stamp(model)
@@ -152,19 +151,3 @@ def clipped(op: Ops, values: Mapping[str, ir.Value], clip: Clip) -> ir.Value:
         scale = op.Div(clip.norm, op.Add(values["gradient_norm"], NORM_EPSILON))
         return op.Mul(gradients, op.Min(scale, 1.0))
     return gradients
-
-
-def _metadata(optimizer: Optimizer, groups: tuple[Group, ...]) -> dict[str, str]:
-    """What a runtime must know of the model; see docs/formats/package.md."""
-    state: list[dict[str, Any]] = [
-        {"name": vector.name} | ({} if vector.axes is None else {"axes": list(vector.axes)})
-        for vector in optimizer.state
-    ]
-    properties = {
-        "odtpack.optimizer": optimizer.kind,
-        "odtpack.moments": str(len(state)),
-        "odtpack.state": json.dumps(state),
-    }
-    if len(groups) > 1 or any(group.learning_rate_scale != 1 for group in groups):
-        properties["odtpack.groups"] = json.dumps([dataclasses.asdict(group) for group in groups])
-    return properties
