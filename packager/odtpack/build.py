@@ -184,11 +184,9 @@ def build(
             )
         if spec.base is not None:
             if adapter is None and not wanted:
-                raise OdtpackError(
-                    "base-not-used",
-                    f"everything is trained, and nothing is left to store as {spec.base}",
-                    hint="train an adapter (--adapter lora), or name what is trained (--train)",
-                )
+                what = f"everything is trained, and nothing is left to store as {spec.base}"
+                hint = "train an adapter (--adapter lora), or name what is trained (--train)"
+                raise OdtpackError("base-not-used", what, hint=hint)
             newest = targets.newest_opset(spec.onnxruntime)
             loaded = quantize_base(loaded, spec.base, wanted, newest, say)
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
@@ -303,10 +301,8 @@ def _decoder(
         return None
     try:
         if inserted.spec.kind != "lora" or {*trained} != {*inserted.parameters} or spec.base:
-            raise OdtpackError(
-                "decoder-unsupported",
-                "it needs LoRA, no other trained parameters and no --base",
-            )
+            what = "it needs LoRA, no other trained parameters and no --base"
+            raise OdtpackError("decoder-unsupported", what)
         return decoder_with_adapter(spec.model, _adapter_info(inserted, trained))
     except OdtpackError as error:
         if error.code != "decoder-unsupported":

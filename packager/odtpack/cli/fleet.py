@@ -79,11 +79,8 @@ def run(
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
-        raise OdtpackError(
-            "fleet-times",
-            "--resume uses the times that the run began with",
-            hint="leave out --times",
-        )
+        what = "--resume uses the times that the run began with"
+        raise OdtpackError("fleet-times", what, hint="leave out --times")
     settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
@@ -158,12 +155,9 @@ def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult 
 
     before = None if times is None else sim.load_result(times)
     if before is not None and not fleet.population.devices:
-        raise OdtpackError(
-            "fleet-times",
-            "--times gives times of device models, and the fleet file names none",
-            where=str(times),
-            hint="leave out --times, or name the models under [[population.device]]",
-        )
+        what = "--times gives times of device models, and the fleet file names none"
+        hint = "leave out --times, or name the models under [[population.device]]"
+        raise OdtpackError("fleet-times", what, where=str(times), hint=hint)
     return before
 
 

@@ -75,11 +75,8 @@ class FitRequest:
         for name in ("epochs", "trials", "finalists"):
             value = getattr(self, name)
             if not 1 <= value < 2**31:
-                raise OdtpackError(
-                    f"bad-{name}",
-                    f"{name} is {value}; it must be from 1 to {2**31 - 1}",
-                    hint=f"write for example: --{name} 4",
-                )
+                what = f"{name} is {value}; it must be from 1 to {2**31 - 1}"
+                raise OdtpackError(f"bad-{name}", what, hint=f"write for example: --{name} 4")
         if self.settings.runtime != "onnxruntime":
             raise OdtpackError(
                 "target-cannot",

@@ -386,11 +386,9 @@ class _Head:
     def _tensor(self, name: str, array: Array) -> int:
         code = DTYPE_CODES.get(array.dtype)
         if code is None:
-            raise OdtpackError(
-                "checkpoint-dtype",
-                f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold.",
-                hint=f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}",
-            )
+            what = f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold."
+            hint = f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}"
+            raise OdtpackError("checkpoint-dtype", what, hint=hint)
         label = self._builder.CreateSharedString(name)
         shape = () if self._nominal else array.shape
         dims = self._builder.CreateNumpyVector(np.array(shape, np.int64))

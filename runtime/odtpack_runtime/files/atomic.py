@@ -183,11 +183,8 @@ def _refuse_special(target: Path) -> None:
     except (OSError, ValueError):  # there is nothing, or the write says what is wrong
         return
     if stat.S_ISDIR(kind):
-        raise OdtpackError(
-            "path-is-a-folder",
-            f"{target} is a folder and not a file.",
-            where=str(target),
-        )
+        what = f"{target} is a folder and not a file."
+        raise OdtpackError("path-is-a-folder", what, where=str(target))
     if not stat.S_ISREG(kind):
         raise OdtpackError(
             "file-not-written",
@@ -200,12 +197,9 @@ def _refuse_special(target: Path) -> None:
 def refuse_link(path: Path) -> None:
     """Refuse to save to a link: it would be replaced, and what it leads to stay as it is."""
     if path.is_symlink():
-        raise OdtpackError(
-            "file-not-written",
-            f"{path} is a link, and nothing is saved through a link or in its place.",
-            where=str(path),
-            hint="remove the link, or name the file that it leads to",
-        )
+        what = f"{path} is a link, and nothing is saved through a link or in its place."
+        hint = "remove the link, or name the file that it leads to"
+        raise OdtpackError("file-not-written", what, where=str(path), hint=hint)
 
 
 def start_writing(stream: BinaryIO, start: int) -> int:

@@ -115,11 +115,9 @@ def update_folder(
             with suppress(OSError):
                 parent.rmdir()  # fails, as it should, if it is not empty
         if isinstance(error, OSError):
-            raise OdtpackError(
-                "package-not-written",
-                f"{str(target)!r} cannot be written: {error.strerror or error}",
-                hint="choose a folder that is writable and has space left (--out DIR)",
-            ) from error
+            what = f"{str(target)!r} cannot be written: {error.strerror or error}"
+            hint = "choose a folder that is writable and has space left (--out DIR)"
+            raise OdtpackError("package-not-written", what, hint=hint) from error
         raise
 
 
@@ -142,11 +140,8 @@ def check_finished(folder: str | os.PathLike[str]) -> None:
     if _unfinished(target):
         with locked(target):  # who writes it now will be done
             if _unfinished(target):
-                raise OdtpackError(
-                    "update-unfinished",
-                    f"A write of {target} was interrupted, and is not finished.",
-                    where=str(_plan_path(target)),
-                )
+                what = f"A write of {target} was interrupted, and is not finished."
+                raise OdtpackError("update-unfinished", what, where=str(_plan_path(target)))
     if target.is_dir() and (odd := sorted(target.glob(f"{_INSIDE}*"))):
         _log.warning("%s is not part of the package that it lies in, and is ignored", odd[0])
 
@@ -304,10 +299,8 @@ def _settle(target: Path, folders: Iterable[Path]) -> None:
         for folder in folders:
             sync_folder(folder)
     except OSError as error:
-        raise OdtpackError(
-            "package-not-written",
-            f"{str(target)!r} was {UNSYNCED}: {error.strerror or error}",
-        ) from error
+        what = f"{str(target)!r} was {UNSYNCED}: {error.strerror or error}"
+        raise OdtpackError("package-not-written", what) from error
 
 
 def _move_inside(stage: Path, target: Path, name: str) -> None:

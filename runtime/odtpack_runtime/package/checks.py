@@ -70,9 +70,8 @@ def read_model(path: Path) -> onnx.ModelProto:
 def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
     """Read a model that holds all that it needs, but for tensors in these files of its folder."""
     if is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
-        raise OdtpackError(
-            "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
-        )
+        what = f"{path.name} is not an ONNX model."
+        raise OdtpackError("model-not-readable", what, where=str(path))
     model = read_model(path)
     check_model_file(path, beside)
     for tensor in tensors(model):
@@ -175,11 +174,8 @@ class _Model(Source):
     """A model in ORT format, whose errors are those of a model."""
 
     def fail(self, reason: str) -> NoReturn:
-        raise OdtpackError(
-            "model-not-readable",
-            f"{Path(self.where).name} is not a model in ORT format: {reason}.",
-            where=self.where,
-        )
+        what = f"{Path(self.where).name} is not a model in ORT format: {reason}."
+        raise OdtpackError("model-not-readable", what, where=self.where)
 
 
 def ort_operators(path: Path) -> set[tuple[str, str]]:

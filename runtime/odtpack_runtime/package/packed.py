@@ -90,11 +90,8 @@ def open_decoder(
             _write(decoder, options, beside, target)
             return open_session(target / _MODEL, options, beside=(_WEIGHTS,))
     except OSError as error:
-        raise OdtpackError(
-            "packed-not-written",
-            f"Packed weights cannot be kept in {folder}: {error.strerror}.",
-            where=str(folder),
-        ) from error
+        what = f"Packed weights cannot be kept in {folder}: {error.strerror}."
+        raise OdtpackError("packed-not-written", what, where=str(folder)) from error
 
 
 def _sizes(folder: Path) -> bytes:

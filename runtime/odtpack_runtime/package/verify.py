@@ -107,24 +107,18 @@ def write_inference_model(
         )
     for name in wanted:
         if name not in info.outputs:
-            raise UnknownNameError(
-                "unknown-output",
-                f"The inference template computes no value '{name}'.",
-                where=file.path,
-                hint=f"its outputs are {', '.join(info.outputs)}",
-            )
+            what = f"The inference template computes no value '{name}'."
+            hint = f"its outputs are {', '.join(info.outputs)}"
+            raise UnknownNameError("unknown-output", what, where=file.path, hint=hint)
     path = package.path / file.path
     pieces: list[Piece] = [path.read_bytes()]
     if set(wanted) != set(info.outputs):
         try:
             pieces = with_outputs(memoryview(pieces[0]), wanted)
         except MalformedError as error:  # its hash was right: it was not written by odtpack
-            raise OdtpackError(
-                "model-not-loadable",
-                f"{path} is not a readable ONNX model: {error}.",
-                where=str(path),
-                hint="build the package again",
-            ) from error
+            what = f"{path} is not a readable ONNX model: {error}."
+            hint = "build the package again"
+            raise OdtpackError("model-not-loadable", what, where=str(path), hint=hint) from error
     pieces += Template(path, package.manifest).fragments(parameters)
     check_size(pieces)
     with atomic_write(destination) as stream:

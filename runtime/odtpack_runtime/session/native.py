@@ -104,11 +104,8 @@ def choose_kernels(
             say_counts(options, manifest)
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise OdtpackError(
-            "no-native-kernels",
-            f"The library of native kernels cannot be registered: {str(error).splitlines()[0]}",
-            where=library,
-        ) from error
+        what = f"The library of native kernels cannot be registered: {str(error).splitlines()[0]}"
+        raise OdtpackError("no-native-kernels", what, where=library) from error
 
 
 def _may_use(model: Path) -> bool:

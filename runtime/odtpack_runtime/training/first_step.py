@@ -109,9 +109,8 @@ def _compare_step(
             by = f"by {off:.2g} where the largest element is {_largest(right):.2g}"
             if device is None:
                 what = f"Native kernels compute {name!r:.80} differently from their bodies, {by}."
-                raise OdtpackError(
-                    "self-check-failed", what, where=str(path), hint=f"{VARIABLE}=0 turns them off"
-                )
+                hint = f"{VARIABLE}=0 turns them off"
+                raise OdtpackError("self-check-failed", what, where=str(path), hint=hint)
             raise OdtpackError(
                 "device-wrong",
                 f"{device.name} computes {name!r:.80} differently from the processor, {by}"
