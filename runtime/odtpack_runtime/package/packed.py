@@ -47,6 +47,7 @@ from odtpack_runtime.files.protobuf_wire import (
     messages,
     name_of,
     number_field,
+    replaced,
 )
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
 from odtpack_runtime.session.session import open_session
@@ -188,19 +189,13 @@ def _pack(stage: Path, options: onnxruntime.SessionOptions) -> None:
                         entries[name] = _moved(tensor, source, weights)
     for name in (_PART, f"{_PACKED}.onnx", f"{_PACKED}.weights"):
         (stage / name).unlink(missing_ok=True)
-    pieces: list[Piece] = []
-    for found in fields(graph):
-        body = graph[found.body : found.end]
-        if found.number == INITIALIZERS and (more := entries.get(tensor_name(body))):
-            pieces += bytes_field(INITIALIZERS, [body, *more])
-        else:
-            pieces.append(graph[found.start : found.end])
+
+    def completed(tensor: memoryview) -> list[Piece]:
+        return [tensor, *entries.get(tensor_name(tensor), ())]
+
+    whole = replaced(data, {MODEL_GRAPH: lambda body: replaced(body, {INITIALIZERS: completed})})
     with (stage / _MODEL).open("wb") as stream:
-        for found in fields(data):
-            if found.number == MODEL_GRAPH:
-                stream.writelines(bytes_field(MODEL_GRAPH, pieces))
-            else:
-                stream.write(data[found.start : found.end])
+        stream.writelines(whole)
 
 
 def _parts(graph: memoryview, tensors: Mapping[str, memoryview]) -> Iterator[list[Node]]:

@@ -33,7 +33,7 @@ from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.inference_model import Template, check_size
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
+from odtpack_runtime.files.protobuf_wire import MalformedError, Piece, fields, replaced
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.checks import (
     SegmentModels,
@@ -127,19 +127,15 @@ def write_inference_model(
 
 def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
     """Return the pieces of a model without the outputs of its graph that are not named."""
-    pieces: list[Piece] = []
-    for found in fields(model):
-        if found.number != wire.MODEL_GRAPH or found.kind != BYTES:
-            pieces.append(model[found.start : found.end])
-            continue
-        graph = model[found.body : found.end]
-        kept: list[Piece] = [
+
+    def kept(graph: memoryview) -> list[Piece]:
+        return [
             graph[part.start : part.end]
             for part in fields(graph)
             if part.number != wire.OUTPUTS or wire.value_name(graph[part.body : part.end]) in names
         ]
-        pieces += bytes_field(wire.MODEL_GRAPH, kept)
-    return pieces
+
+    return replaced(model, {wire.MODEL_GRAPH: kept})
 
 
 def check_models(package: Package) -> None:
