@@ -59,14 +59,8 @@ def run(
             --report html:fleet.html --report json:fleet.json
         odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume
     """
+    from odtpack.cli import _files
     from odtpack.cli._describe import of_fleet
-    from odtpack.cli._files import (
-        check_creatable,
-        check_not_input,
-        check_reports,
-        check_writable,
-        write_reports,
-    )
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
@@ -84,7 +78,7 @@ def run(
     settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
-    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
+    _files.check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)
     federation = Federation(package, data, settings)
@@ -101,11 +95,11 @@ def run(
             f"take batches of {size}, which are used instead."
         )
     for name in (STATE, CHECKPOINT):
-        check_not_input(folder / name, "--out", [data, fleet_file, times])
+        _files.check_not_input(folder / name, "--out", [data, fleet_file, times])
     executor = make_executor(jobs, ray)
-    check_creatable(folder, "--out")
+    _files.check_creatable(folder, "--out")
     make_folder(folder)
-    check_writable(folder / STATE, "--out", [], outside=opened)
+    _files.check_writable(folder / STATE, "--out", [], outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -145,7 +139,7 @@ def run(
         _console.say(f"  unknown: {unknown}")
     _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
-    write_reports(result, report or [])
+    _files.write_reports(result, report or [])
     return result.model_dump(mode="json"), fails(result, strict=strict)
 
 

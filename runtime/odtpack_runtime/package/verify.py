@@ -35,6 +35,7 @@ from odtpack_runtime.export.inference_model import Template, check_size
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.protobuf_wire import MalformedError, Piece, fields, replaced
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package import trust
 from odtpack_runtime.package.checks import (
     SegmentModels,
     Tensor,
@@ -59,13 +60,6 @@ from odtpack_runtime.package.package import (
 )
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import NO_SIZES, made_up_batch, search_batch, self_check
-from odtpack_runtime.package.trust import (
-    KeyFiles,
-    Limits,
-    check_operators,
-    check_release,
-    check_signed,
-)
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -509,10 +503,10 @@ class Verification:
 def verify_package(
     path: str | os.PathLike[str],
     *,
-    public_key: KeyFiles | None = None,
+    public_key: trust.KeyFiles | None = None,
     require_signature: bool = False,
     minimum_release: int | None = None,
-    limits: Limits | None = None,
+    limits: trust.Limits | None = None,
 ) -> Verification:
     """Verify a package.
 
@@ -542,11 +536,11 @@ def verify_package(
     """
     manifest_path = find_manifest(path)
     data = read_manifest(manifest_path)
-    key = check_signed(manifest_path, data, public_key, require_signature)
+    key = trust.check_signed(manifest_path, data, public_key, require_signature)
     root = manifest_path.parent.resolve()
     manifest = Manifest.from_json(data, str(manifest_path))
     if minimum_release is not None:
-        check_release(manifest, minimum_release, str(root))
+        trust.check_release(manifest, minimum_release, str(root))
     if limits is not None:
         limits.check(manifest, str(root))
     check_paths(root, manifest.files.all(), manifest_path.name)
@@ -555,7 +549,7 @@ def verify_package(
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
         raise changed_meanwhile(package.path)
     if limits is not None:
-        check_operators(package, limits.domains)
+        trust.check_operators(package, limits.domains)
     check_models(package)
     check_checkpoints(package)
     files = package.manifest.files.all()
@@ -579,7 +573,7 @@ def _checked(
     manifest: Manifest,
     key: Path | None,
     minimum_release: int | None,
-    limits: Limits | None,
+    limits: trust.Limits | None,
     no_steps: bool,
 ) -> list[str]:
     """What was checked, a phrase each."""
