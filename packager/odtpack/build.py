@@ -305,11 +305,7 @@ def _decoder(
 
 
 def _remarks(
-    model: ir.Model,
-    found: Chosen,
-    cache: Sequence[str],
-    loss: Loss | None,
-    read: Sequence[str],
+    model: ir.Model, found: Chosen, cache: Sequence[str], loss: Loss | None, read: Sequence[str]
 ) -> Iterator[str]:
     """What is done or assumed without being asked for, a sentence each."""
     if cache:

@@ -58,11 +58,7 @@ def head(
 
 
 def import_(
-    artifacts: Path,
-    *,
-    out: Path,
-    checkpoint: Path | None = None,
-    prefix: str | None = None,
+    artifacts: Path, *, out: Path, checkpoint: Path | None = None, prefix: str | None = None
 ) -> Json:
     """Build a package from artifacts of onnxruntime-training.
 

@@ -60,11 +60,7 @@ def diff(
 
 
 def install(
-    package: Path,
-    *,
-    android: Path | None = None,
-    ios: Path | None = None,
-    ort: bool = False,
+    package: Path, *, android: Path | None = None, ios: Path | None = None, ort: bool = False
 ) -> Json:
     """Copy what an app needs of a package into the app.
 

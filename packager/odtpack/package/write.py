@@ -141,12 +141,7 @@ class Made:
 
 
 def write_package(
-    graphs: Graphs,
-    made: Made | None,
-    folder: Path,
-    remark: Remark = silent,
-    *,
-    run: bool = True,
+    graphs: Graphs, made: Made | None, folder: Path, remark: Remark = silent, *, run: bool = True
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names."""
     # run: Whether to run its models once, to see that they do.

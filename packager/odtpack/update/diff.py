@@ -686,11 +686,7 @@ def sections(diff: PackageDiff) -> Iterator[Section]:
         )
     for title, changes in (("Settings", diff.settings), ("Versions", diff.versions)):
         if changes:
-            yield Section(
-                title,
-                (title[:-1], "Old", "New"),
-                tuple(map(_change_row, changes)),
-            )
+            yield Section(title, (title[:-1], "Old", "New"), tuple(map(_change_row, changes)))
     if diff.parameters:
         yield Section(
             "Parameters",

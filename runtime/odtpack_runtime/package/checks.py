@@ -286,11 +286,7 @@ class SegmentModels:
         return (part for part in self._parts if training or not part[2])
 
     def _take(
-        self,
-        inputs: list[Tensor],
-        names: Mapping[str, str],
-        where: Path,
-        taken: dict[str, Tensor],
+        self, inputs: list[Tensor], names: Mapping[str, str], where: Path, taken: dict[str, Tensor]
     ) -> None:
         """Note what a model reads besides weights, which are checked."""
         for name, dtype, dims in _renamed(inputs, names):

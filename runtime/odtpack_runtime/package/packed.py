@@ -65,10 +65,7 @@ _FLOATING: Final = (1, 10)  # codes of float32 and float16
 
 
 def open_decoder(
-    decoder: Path,
-    options: onnxruntime.SessionOptions,
-    beside: Collection[str],
-    package_sha256: str,
+    decoder: Path, options: onnxruntime.SessionOptions, beside: Collection[str], package_sha256: str
 ) -> onnxruntime.InferenceSession:
     """Open a decoder, from packed weights where the options name a folder for them."""
     # `beside`: files of its folder that its tensors may lie in.

@@ -43,11 +43,7 @@ class ModelMetadata:
         steps = _whole_number(metadata, "odtpack.accumulation_steps", where)
         if steps is not None and steps < 1:
             raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
-        return cls(
-            labels,
-            1 if steps is None else steps,
-            _memory_order(metadata, trainable, where),
-        )
+        return cls(labels, 1 if steps is None else steps, _memory_order(metadata, trainable, where))
 
 
 def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:

@@ -91,9 +91,7 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
 
 
 def choose_kernels(
-    options: onnxruntime.SessionOptions,
-    library: str | None,
-    manifest: dict[str, Any] | None = None,
+    options: onnxruntime.SessionOptions, library: str | None, manifest: dict[str, Any] | None = None
 ) -> None:
     """Let sessions run the kernels of a library, or none, whatever the environment says."""
     # `manifest`: of the package whose models they run. Without one they have the kernels that the

@@ -212,10 +212,7 @@ def _check_size(
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Return shape, dtype and size in bytes of an ``.npy`` header."""
     version = npy_format.read_magic(stream)
-    readers = {
-        (1, 0): npy_format.read_array_header_1_0,
-        (2, 0): npy_format.read_array_header_2_0,
-    }
+    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"it holds an array of format version {version}")
     shape, _, dtype = readers[version](stream)

@@ -115,11 +115,7 @@ class LinearLRScheduler(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_step_count: int,
-        total_step_count: int,
-        initial_lr: float,
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
         try:
             schedule = Linear(warmup_step_count, total_step_count)

@@ -386,9 +386,7 @@ class Module:
             self.state.parameters.nominal = False
 
     def export_model_for_inferencing(
-        self,
-        inference_model_uri: str | os.PathLike[str],
-        graph_output_names: list[str],
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: list[str]
     ) -> None:
         """Write a plain inference model with the current parameters inside.
 

@@ -302,8 +302,7 @@ def _finish(
 
     before, after = map(format_percent, accuracy)
     _console.say(
-        f"accuracy  {before} before, {after} after, on {samples} held-out digits",
-        style="bold",
+        f"accuracy  {before} before, {after} after, on {samples} held-out digits", style="bold"
     )
     for path in reports:
         _console.say(f"report    {path}")
