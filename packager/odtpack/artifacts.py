@@ -183,9 +183,8 @@ def generate_artifacts(
     if everything:
         train = _those_that_learn(loaded, train, read)
     if method is not None and not train:
-        raise OdtpackError(
-            "nothing-to-train", "an optimizer is requested, but requires_grad names no parameter"
-        )
+        what = "an optimizer is requested, but requires_grad names no parameter"
+        raise OdtpackError("nothing-to-train", what)
     spec = BuildSpec(
         loss_inputs=read,
         outputs=additional,
@@ -225,9 +224,8 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
             continue
         hits = matching(pattern, candidates(model), known_names(graph))
         if not hits:
-            raise UnknownNameError(
-                "unknown-parameter", f"{argument} {pattern!r} matches no parameter of the model"
-            )
+            what = f"{argument} {pattern!r} matches no parameter of the model"
+            raise UnknownNameError("unknown-parameter", what)
         known += hits
     return tuple(dict.fromkeys(known))
 

@@ -25,17 +25,10 @@ from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_type, located, quoted, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
+from odtpack.model import loading
 from odtpack.model.exporters import absent, homes
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import (
-    CACHE,
-    CONVERTED_FROM,
-    SQUEEZED,
-    UNREACHED,
-    load_model,
-    named_cause,
-)
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.model.source import ModelLike
 from odtpack.optimizers import Optimizer, make_optimizer
@@ -126,7 +119,7 @@ def load(spec: BuildSpec) -> ir.Model:
         content = add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
         model = onnx.load_from_string(content)
     named = (*spec.train, *spec.freeze)
-    return load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
+    return loading.load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
 
 
 @paused_collector()
@@ -164,19 +157,19 @@ def build(
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     say = remark or silent
     path = str(spec.model) if isinstance(spec.model, str | Path) else None
-    with named_cause(spec.model), located(path):
+    with loading.named_cause(spec.model), located(path):
         loaded = load(spec)
-        cache, wanted = loaded.meta.get(CACHE, ()), spec.train
-        old = loaded.meta.get(CONVERTED_FROM)
+        cache, wanted = loaded.meta.get(loading.CACHE, ()), spec.train
+        old = loaded.meta.get(loading.CONVERTED_FROM)
         if old is not None:
             say(f"the model has opset {old}, and is converted to {opsets.TO}")
-        if ones := loaded.meta.get(SQUEEZED):
+        if ones := loaded.meta.get(loading.SQUEEZED):
             sizes = [f"axis {axis} of {name}" for name, axis in ones]
             say(
                 f"{some(sizes)} {'are' if sizes[1:] else 'is'} taken to have size 1, as squeeze() "
                 "in the model needs it: training on other sizes fails"
             )
-        if lost := loaded.meta.get(UNREACHED):
+        if lost := loaded.meta.get(loading.UNREACHED):
             names = [layer_name(name, {}) for name in lost]
             say(
                 f"nothing that the model returns depends on {some(names)}: the exporter left what "
@@ -184,11 +177,9 @@ def build(
             )
         if spec.base is not None:
             if adapter is None and not wanted:
-                raise OdtpackError(
-                    "base-not-used",
-                    f"everything is trained, and nothing is left to store as {spec.base}",
-                    hint="train an adapter (--adapter lora), or name what is trained (--train)",
-                )
+                what = f"everything is trained, and nothing is left to store as {spec.base}"
+                hint = "train an adapter (--adapter lora), or name what is trained (--train)"
+                raise OdtpackError("base-not-used", what, hint=hint)
             newest = targets.newest_opset(spec.onnxruntime)
             loaded = quantize_base(loaded, spec.base, wanted, newest, say)
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
@@ -299,14 +290,12 @@ def _decoder(
     remark: Remark,
 ) -> ir.Model | None:
     """The model for generation, of a decoder that was exported with its cache."""
-    if not spec.segments or CACHE not in loaded.meta or inserted is None:
+    if not spec.segments or loading.CACHE not in loaded.meta or inserted is None:
         return None
     try:
         if inserted.spec.kind != "lora" or {*trained} != {*inserted.parameters} or spec.base:
-            raise OdtpackError(
-                "decoder-unsupported",
-                "it needs LoRA, no other trained parameters and no --base",
-            )
+            what = "it needs LoRA, no other trained parameters and no --base"
+            raise OdtpackError("decoder-unsupported", what)
         return decoder_with_adapter(spec.model, _adapter_info(inserted, trained))
     except OdtpackError as error:
         if error.code != "decoder-unsupported":
@@ -316,11 +305,7 @@ def _decoder(
 
 
 def _remarks(
-    model: ir.Model,
-    found: Chosen,
-    cache: Sequence[str],
-    loss: Loss | None,
-    read: Sequence[str],
+    model: ir.Model, found: Chosen, cache: Sequence[str], loss: Loss | None, read: Sequence[str]
 ) -> Iterator[str]:
     """What is done or assumed without being asked for, a sentence each."""
     if cache:

@@ -57,11 +57,8 @@ def located(where: str | None) -> Iterator[None]:
 
 def model_not_readable(path: Path, error: OSError) -> OdtpackError:
     """Return the error for a model that the system does not let read."""
-    return OdtpackError(
-        "model-not-readable",
-        f"{str(path)!r} cannot be read: {error.strerror or error}",
-        hint="check its permissions",
-    )
+    what = f"{str(path)!r} cannot be read: {error.strerror or error}"
+    return OdtpackError("model-not-readable", what, hint="check its permissions")
 
 
 def not_onnx(path: Path) -> OdtpackError:
@@ -77,8 +74,5 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], example
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         shown = repr(value)
-        raise OdtpackError(
-            "bad-argument",
-            f"{name} cannot be {shown if len(shown) <= 60 else type(value).__name__}",
-            hint=f"pass for example: {name}={example}",
-        )
+        what = f"{name} cannot be {shown if len(shown) <= 60 else type(value).__name__}"
+        raise OdtpackError("bad-argument", what, hint=f"pass for example: {name}={example}")

@@ -67,24 +67,18 @@ def read_names(path: Path) -> tuple[Named, ...]:
         return _of_safetensors(path)
     data = read_bounded(path, limit=_LIMIT, code="names", what="list of names")
     if data[:2] in (b"PK", b"\x80\x02") or path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
-        raise OdtpackError(
-            "names-malformed",
-            "a file of torch.save is a pickle, which runs code when it is read",
-            where=str(path),
-            hint="write a list: odtpack.names(module, 'names.txt'), then --like names.txt",
-        )
+        what = "a file of torch.save is a pickle, which runs code when it is read"
+        hint = "write a list: odtpack.names(module, 'names.txt'), then --like names.txt"
+        raise OdtpackError("names-malformed", what, where=str(path), hint=hint)
     found = []
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise OdtpackError(
-                "names-malformed",
-                f"{line[:60]!r} does not have the form NAME SHAPE parameter|buffer true|false",
-                where=f"{path}:{number}",
-                hint="write the list with odtpack.names(module, 'names.txt')",
-            )
+            what = f"{line[:60]!r} does not have the form NAME SHAPE parameter|buffer true|false"
+            hint = "write the list with odtpack.names(module, 'names.txt')"
+            raise OdtpackError("names-malformed", what, where=f"{path}:{number}", hint=hint)
         shape = tuple(int(size) for size in match[2].split(",") if size)
         parameter, trained = match[3] == "parameter", match[4] == "true"
         found.append(Named(match[1], shape, parameter, trained, match[5] or match[1]))
@@ -100,15 +94,11 @@ def _of_safetensors(path: Path) -> tuple[Named, ...]:
         with safetensors.safe_open(path, "numpy") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (safetensors.SafetensorError, OSError) as error:
-        raise OdtpackError(
-            "names-unreadable", f"{path.name!r} cannot be read: {error}", where=str(path)
-        ) from error
+        what = f"{path.name!r} cannot be read: {error}"
+        raise OdtpackError("names-unreadable", what, where=str(path)) from error
     for name in shapes:
         if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
-            raise OdtpackError(
-                "names-malformed",
-                f"{name!r} is a buffer: the file holds more than what trains",
-                where=str(path),
-                hint="write a list: odtpack.names(module, 'names.txt'), then --like names.txt",
-            )
+            what = f"{name!r} is a buffer: the file holds more than what trains"
+            hint = "write a list: odtpack.names(module, 'names.txt'), then --like names.txt"
+            raise OdtpackError("names-malformed", what, where=str(path), hint=hint)
     return tuple(Named(name, shape, True, True, name) for name, shape in shapes.items())

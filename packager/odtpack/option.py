@@ -246,11 +246,8 @@ def check_options(given: Any) -> None:
             elif example is None:
                 example = each.default
             flag = f" ({each.flag.split('/')[0]} on the command line)" if each.flag else ""
-            raise OdtpackError(
-                each.code if good else "bad-argument",
-                problem,
-                hint=f"pass for example: {each.name}={example!r}{flag}",
-            )
+            hint = f"pass for example: {each.name}={example!r}{flag}"
+            raise OdtpackError(each.code if good else "bad-argument", problem, hint=hint)
         if each.many and not isinstance(value, tuple):
             object.__setattr__(given, each.name, tuple(value))
 

@@ -174,11 +174,9 @@ def quantize_base(
         )
     opset = graph.opset_imports[""]
     if few and opset < BLOCKS and (newest_opset < BLOCKS or not to_blocks(graph)):
-        raise OdtpackError(
-            "base-needs-opset",
-            f"weights of 4 bits need opset {BLOCKS}, and the model has {opset}",
-            hint="export the model with opset 21, choose a newer --onnxruntime, or --base int8",
-        )
+        what = f"weights of 4 bits need opset {BLOCKS}, and the model has {opset}"
+        hint = "export the model with opset 21, choose a newer --onnxruntime, or --base int8"
+        raise OdtpackError("base-needs-opset", what, hint=hint)
     if narrow:
         remark(
             f"{len(narrow)} {'matrices are' if narrow[1:] else 'matrix is'} stored as int8, as the "
@@ -190,11 +188,9 @@ def quantize_base(
         assert tensor is not None  # noqa: S101 - of each that was found
         array = tensor.numpy()
         if not np.isfinite(array).all():
-            raise OdtpackError(
-                "value-out-of-range",
-                f"{each.name!r} holds infinity or NaN, which {kind} cannot store",
-                hint="leave --base out, or train it (--train)",
-            )
+            what = f"{each.name!r} holds infinity or NaN, which {kind} cannot store"
+            hint = "leave --base out, or train it (--train)"
+            raise OdtpackError("value-out-of-range", what, hint=hint)
         codes = quantize(array.astype(np.float32, copy=False), each.kind, each.axis)
         called = home_of(each.source, each.lookups[0], 0) if each.lookups else ""
         called = called or (each.layer.name if each.layer else each.name.removesuffix(".weight"))

@@ -132,11 +132,8 @@ def _parse_schedule(value: Any) -> Any:
     if isinstance(value, str):
         return ScheduleSpec.parse(value)
     if not isinstance(value, ScheduleSpec):
-        raise OdtpackError(
-            "bad-argument",
-            f"schedule cannot be {repr(value)[:60]}",
-            hint="pass for example: schedule='cosine:warmup=100'",
-        )
+        hint = "pass for example: schedule='cosine:warmup=100'"
+        raise OdtpackError("bad-argument", f"schedule cannot be {repr(value)[:60]}", hint=hint)
     return value
 
 
@@ -635,11 +632,8 @@ class BuildSpec:
             if given[each.name] != each.default:
                 from odtpack.errors import OdtpackError
 
-                raise OdtpackError(
-                    "option-not-used",
-                    f"{each.name!r} is a setting of an adapter, and no adapter is given",
-                    hint="name its kind: --adapter lora",
-                )
+                what = f"{each.name!r} is a setting of an adapter, and no adapter is given"
+                raise OdtpackError("option-not-used", what, hint="name its kind: --adapter lora")
         return None
 
     def memory_spec(self) -> MemorySpec:
@@ -653,11 +647,9 @@ class BuildSpec:
 
         if self.memory_budget is None:
             if self.memory_batch is not None or self.memory_sizes:
-                raise OdtpackError(
-                    "option-not-used",
-                    "a batch size and sizes are given for a memory budget, and there is none",
-                    hint="add --memory-budget, as in --memory-budget '60 MB'",
-                )
+                what = "a batch size and sizes are given for a memory budget, and there is none"
+                hint = "add --memory-budget, as in --memory-budget '60 MB'"
+                raise OdtpackError("option-not-used", what, hint=hint)
             return MemorySpec()
         if self.runtime != choices.STOCK:
             raise OdtpackError(
@@ -668,9 +660,8 @@ class BuildSpec:
         for text in self.memory_sizes:
             name, _, size = text.rpartition("=")
             if not name or not size.isascii() or not size.isdigit() or int(size) < 1:
-                raise OdtpackError(
-                    "bad-memory-budget", f"{text!r} is not NAME=SIZE with a size of 1 or more"
-                )
+                what = f"{text!r} is not NAME=SIZE with a size of 1 or more"
+                raise OdtpackError("bad-memory-budget", what)
             named[name] = int(size)
         budget = int(parse_quantity(self.memory_budget, "bytes"))
         return MemorySpec(named, self.memory_batch or MemorySpec.batch, budget=budget)

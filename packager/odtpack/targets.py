@@ -53,19 +53,15 @@ MAX_OPSET = TARGETS[-1].opset
 def lowest_target(opset: int) -> Target:
     """Return the oldest runtime that loads ``opset`` of the standard operators."""
     if opset < MIN_OPSET:
-        raise OdtpackError(
-            "opset-too-old",
-            f"the model uses opset {opset}; odtpack reads opset 7 and newer",
-            hint=f"export it again with opset {MIN_OPSET} or newer",
-        )
+        what = f"the model uses opset {opset}; odtpack reads opset 7 and newer"
+        hint = f"export it again with opset {MIN_OPSET} or newer"
+        raise OdtpackError("opset-too-old", what, hint=hint)
     for target in TARGETS:
         if target.opset >= opset:
             return target
-    raise OdtpackError(
-        "opset-too-new",
-        f"the model uses opset {opset}; ONNX Runtime loads at most {MAX_OPSET}",
-        hint=f"export it again with opset {MAX_OPSET} or older",
-    )
+    what = f"the model uses opset {opset}; ONNX Runtime loads at most {MAX_OPSET}"
+    hint = f"export it again with opset {MAX_OPSET} or older"
+    raise OdtpackError("opset-too-new", what, hint=hint)
 
 
 def newest_opset(version: str | None) -> int:
@@ -77,10 +73,8 @@ def _newest(version: str) -> Target:
     wanted = tuple(int(part) for part in version.split(".")[:2])
     found = [target for target in TARGETS if target.version <= wanted]
     if not found:
-        raise OdtpackError(
-            "target-too-old",
-            f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer",
-        )
+        what = f"the target is ONNX Runtime {version}; packages run on {TARGETS[0].name} and newer"
+        raise OdtpackError("target-too-old", what)
     return found[-1]
 
 

@@ -115,16 +115,12 @@ def prepare(
     # [samples, length], padding at the end of each sample.
     # `on_read`: called with how many bytes of how many were read.
     if importlib.util.find_spec("tokenizers") is None:
-        raise OdtpackError(
-            "tokenizer-not-installed", "texts are encoded by tokenizers, which is not installed"
-        )
+        what = "texts are encoded by tokenizers, which is not installed"
+        raise OdtpackError("tokenizer-not-installed", what)
     if not path.is_file():
-        raise OdtpackError(
-            "data-not-found",
-            f"{path} is a folder" if path.is_dir() else f"there is no data file {path}",
-            where=str(path),
-            hint="pass a .jsonl file: messages, a prompt and an answer, or a text in each line",
-        )
+        what = f"{path} is a folder" if path.is_dir() else f"there is no data file {path}"
+        hint = "pass a .jsonl file: messages, a prompt and an answer, or a text in each line"
+        raise OdtpackError("data-not-found", what, where=str(path), hint=hint)
     settings = _settings(spec)
     limits = apart.Limits.of([spec.tokenizer])
     samples: list[npt.NDArray[np.int64]] = []
@@ -140,9 +136,8 @@ def prepare(
             rows += len(some)
             on_read(stream.tell(), total)
     if not samples:
-        raise OdtpackError(
-            "text-without-answers", f"none of {rows} rows has an answer to learn", where=str(path)
-        )
+        what = f"none of {rows} rows has an answer to learn"
+        raise OdtpackError("text-without-answers", what, where=str(path))
     packed = _packed(samples, spec.length) if spec.pack else [[each] for each in samples]
     with atomic_write(out) as target:
         tokens, learned = _write(target, packed, spec.length)
@@ -242,9 +237,8 @@ def _config(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
-        raise OdtpackError(
-            "tokenizer-invalid", f"{path.name!r} is not a JSON object", where=str(path)
-        ) from error
+        what = f"{path.name!r} is not a JSON object"
+        raise OdtpackError("tokenizer-invalid", what, where=str(path)) from error
     return content
 
 
@@ -258,11 +252,9 @@ def _name(config: dict[str, Any], key: str) -> str | None:
 def _template_file(path: Path) -> str:
     """The template of a file of Jinja, or of a tokenizer_config.json."""
     if not path.is_file():
-        raise OdtpackError(
-            "template-invalid",
-            f"there is no built-in template and no file {shortened(str(path))!r}",
-            hint=near_names(str(path), TEMPLATES, f"there are {', '.join(TEMPLATES)}"),
-        )
+        what = f"there is no built-in template and no file {shortened(str(path))!r}"
+        hint = near_names(str(path), TEMPLATES, f"there are {', '.join(TEMPLATES)}")
+        raise OdtpackError("template-invalid", what, hint=hint)
     if path.suffix != ".json":
         return _read(path, "template", "template-invalid")
     found = _config(path).get("chat_template")
@@ -331,12 +323,9 @@ def encode(rows: Sequence[Row], settings: dict[str, Any]) -> list[Tokens]:
 
 
 def _no_token(token: str, settings: dict[str, Any]) -> OdtpackError:
-    return OdtpackError(
-        "template-invalid",
-        f"the tokenizer has no token {shortened(token)!r}, which the template writes",
-        where=settings["tokenizer"],
-        hint="choose the template that the model was trained with, or add the token",
-    )
+    what = f"the tokenizer has no token {shortened(token)!r}, which the template writes"
+    hint = "choose the template that the model was trained with, or add the token"
+    return OdtpackError("template-invalid", what, where=settings["tokenizer"], hint=hint)
 
 
 def _texts(
@@ -395,11 +384,8 @@ def _tokenizer(path: str) -> Any:
     try:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library has no class of its own
-        raise OdtpackError(
-            "tokenizer-invalid",
-            f"{Path(path).name!r} is not a tokenizer: {shortened(str(error))}",
-            where=path,
-        ) from error
+        what = f"{Path(path).name!r} is not a tokenizer: {shortened(str(error))}"
+        raise OdtpackError("tokenizer-invalid", what, where=path) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

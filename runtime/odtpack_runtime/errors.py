@@ -122,6 +122,5 @@ def says_refused(text: str) -> bool:
 
 def too_large(limit: int) -> OdtpackError:
     """Return the error for models that take more memory than they are given."""
-    return OdtpackError(
-        "models-memory", f"A step on the models takes more than {limit / 2**30:.3g} GiB of memory."
-    )
+    what = f"A step on the models takes more than {limit / 2**30:.3g} GiB of memory."
+    return OdtpackError("models-memory", what)

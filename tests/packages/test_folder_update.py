@@ -226,7 +226,7 @@ def test_a_folder_whose_parent_takes_no_file(tmp_path, holds):
 
 def test_the_folders_that_are_made_are_synced(tmp_path, monkeypatch):
     synced: list[Path] = []
-    monkeypatch.setattr(folder_update, "sync_folder", synced.append)
+    monkeypatch.setattr(folder_update.atomic, "sync_folder", synced.append)
     replace(tmp_path / "x" / "y" / "z")
     assert synced[-3:] == [tmp_path / "x" / "y", tmp_path / "x", tmp_path]
 
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_synced_is_said(folder, tmp_path, monkeypatch, e
         (folder / "a").write_text("old")
 
     fail = failing(mock.Mock(), OSError(5, os.strerror(5)), lambda path: path == tmp_path)
-    monkeypatch.setattr(folder_update, "sync_folder", fail)
+    monkeypatch.setattr(folder_update.atomic, "sync_folder", fail)
     with pytest.raises(OdtpackError, match="was written, but it may not survive a power cut"):
         replace(folder)
     assert (folder / "a").read_text() == "new"

@@ -70,32 +70,32 @@ def test_the_data_file_goes_when_it_is_not_needed(tmp_path):
 
 def test_the_data_of_another_process_stay(tmp_path, monkeypatch):
     """Another process saves with a data file between a save without one and its tidying."""
-    path, lock = tmp_path / "c", writer.locked
+    path, lock = tmp_path / "c", writer.atomic.locked
     other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
     write_checkpoint(path, CheckpointData({"w": np.ones(50, np.float32)}, {}))
 
     def late(locked: Path) -> AbstractContextManager[None]:
-        monkeypatch.setattr(writer, "locked", lock)
+        monkeypatch.setattr(writer.atomic, "locked", lock)
         write_checkpoint(path, other)
         return lock(locked)
 
-    monkeypatch.setattr(writer, "locked", late)
+    monkeypatch.setattr(writer.atomic, "locked", late)
     write_checkpoint(path, CheckpointData({"w": np.ones(5, np.float32)}, {}))
     assert_same(other, read_checkpoint(path))
 
 
 def test_a_save_that_fails_leaves_the_data_of_another_process(tmp_path, monkeypatch):
     """Another process saves once the data file was made, and before it is locked."""
-    path, lock = tmp_path / "c", writer.locked
+    path, lock = tmp_path / "c", writer.atomic.locked
     other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
 
     def late(locked: Path) -> AbstractContextManager[None]:
-        monkeypatch.setattr(writer, "locked", lock)
+        monkeypatch.setattr(writer.atomic, "locked", lock)
         write_checkpoint(path, other)
         return lock(locked)
 
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
-    monkeypatch.setattr(writer, "locked", late)
+    monkeypatch.setattr(writer.atomic, "locked", late)
     with refused("file-not-written", "full"):
         write_checkpoint(path, CheckpointData({"w": np.ones(80, np.float32)}, {}), open_file=full)
     assert_same(other, read_checkpoint(path))

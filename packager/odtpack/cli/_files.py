@@ -114,11 +114,8 @@ def check_not_input(path: Path, option: str, inputs: Iterable[Path | None]) -> N
     """Refuse a destination that is one of the files that are read."""
     for each in inputs:
         if each is not None and path.resolve() == each.resolve():
-            raise OdtpackError(
-                "cannot-write",
-                f"{option} {str(path)!r} cannot be written: it is read by the same command",
-                hint="choose another name",
-            )
+            what = f"{option} {str(path)!r} cannot be written: it is read by the same command"
+            raise OdtpackError("cannot-write", what, hint="choose another name")
 
 
 def check_reports(
@@ -141,10 +138,8 @@ def check_reports(
         place = path if path == STDOUT else path.resolve()
         if place in taken:
             where = "standard output" if path == STDOUT else repr(str(path))
-            raise OdtpackError(
-                "report-twice",
-                f"{taken[place]} and {option} {text[:200]} would both be written to {where}",
-            )
+            what = f"{taken[place]} and {option} {text[:200]} would both be written to {where}"
+            raise OdtpackError("report-twice", what)
         taken[place] = f"{option} {text[:200]}"
         if path != STDOUT:
             inputs = read if form == "json" else [*read, judged]
@@ -185,10 +180,8 @@ def check_share(holdout: float | None, *, other: Path | None = None) -> float:
     if holdout is None:
         return DEFAULT_HOLDOUT if other is None else 0.0
     if not math.isfinite(holdout) or not 0 <= holdout < 1:
-        raise OdtpackError(
-            "bad-holdout",
-            f"--holdout is {holdout:g}; it is a share of the samples, from 0 to below 1",
-        )
+        what = f"--holdout is {holdout:g}; it is a share of the samples, from 0 to below 1"
+        raise OdtpackError("bad-holdout", what)
     if other is not None and holdout:
         raise OdtpackError("holdout-and-eval", "--holdout and --eval both name data to evaluate on")
     return holdout

@@ -103,12 +103,9 @@ def report_zero_gradients(package: Path, data: Path) -> list[str]:
     if manifest.fixed_batch is None:
         size = min(size, samples)
     if samples < size:
-        raise OdtpackError(
-            "sample-too-small",
-            f"the sample data have {samples} samples, and the models take batches of {size}",
-            where=str(data),
-            hint=f"pass a file with {size} samples or more",
-        )
+        what = f"the sample data have {samples} samples, and the models take batches of {size}"
+        hint = f"pass a file with {size} samples or more"
+        raise OdtpackError("sample-too-small", what, where=str(data), hint=hint)
     files = [*(opened.path / file.path for file in manifest.files.all()), data]
     silent: list[str] = apart.call(
         "odtpack.cli._fit:find_silent", apart.Limits.of(files), package=str(package),
@@ -141,12 +138,9 @@ def choose_batch_size(package: Package, wanted: int | None) -> int:
     if demanded is None:
         return wanted or 32
     if wanted not in (None, demanded):
-        raise OdtpackError(
-            "batch-size-fixed",
-            f"the batch size is {wanted}, and the models of the package take only {demanded}",
-            where=str(package.path),
-            hint=f"pass --batch-size {demanded}, or export the model with a free batch size",
-        )
+        what = f"the batch size is {wanted}, and the models of the package take only {demanded}"
+        hint = f"pass --batch-size {demanded}, or export the model with a free batch size"
+        raise OdtpackError("batch-size-fixed", what, where=str(package.path), hint=hint)
     return demanded
 
 
@@ -201,10 +195,8 @@ def fit(
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
     if count == 0:
-        raise OdtpackError(
-            "too-few-samples",
-            f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
-        )
+        what = f"{len(indices)} samples are left to train on, and a batch takes {batch_size}"
+        raise OdtpackError("too-few-samples", what)
     expected = min(batch_size, len(indices))  # of a private batch
     done, losses = 0, list[float]()
 

@@ -289,11 +289,8 @@ def overlay(given: Mapping[str, Any], read: Recipe | None, command: str = "build
             if key not in given and not (key == "loss" and "losses" in given):
                 from odtpack.errors import OdtpackError
 
-                raise OdtpackError(
-                    "usage",
-                    f"{name} is missing, and no --recipe gives it",
-                    hint=f"odtpack {command} --help",
-                )
+                what = f"{name} is missing, and no --recipe gives it"
+                raise OdtpackError("usage", what, hint=f"odtpack {command} --help")
     values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}
     if values.keys() & {"clip_norm", "clip_value"}:
         values = {"clip_norm": None, "clip_value": None, **values}
@@ -340,11 +337,9 @@ def read_optimizer_options(
         fields = [field.name for field in dataclasses.fields(OPTIMIZERS[kind])]
         if name not in fields:
             option = f"--{name.replace('_', '-')}"
-            raise OdtpackError(
-                "option-not-used",
-                f"{option} is not a setting of the optimizer {kind}",
-                hint=f"leave {option} out; {kind} has {', '.join(sorted(fields))}",
-            )
+            what = f"{option} is not a setting of the optimizer {kind}"
+            hint = f"leave {option} out; {kind} has {', '.join(sorted(fields))}"
+            raise OdtpackError("option-not-used", what, hint=hint)
         given[name] = value
     for option in options:
         name, equals, text = option.partition("=")
@@ -367,10 +362,7 @@ def read_formats(
             return None
         from odtpack.errors import OdtpackError
 
-        raise OdtpackError(
-            "option-not-used",
-            "--ort-style and --ort-platform need --ort-format",
-            hint="pass --ort-format too, or leave them out",
-        )
+        what = "--ort-style and --ort-platform need --ort-format"
+        raise OdtpackError("option-not-used", what, hint="pass --ort-format too, or leave them out")
     styles = tuple(Style) if style == "both" else (Style(style or "fixed"),)
     return OrtFormat(styles, tuple(dict.fromkeys(platforms or ())) or (None,))

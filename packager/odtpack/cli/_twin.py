@@ -38,16 +38,11 @@ def read_twin(text: str) -> Twin:
     name, _, function = text.rpartition(":")
     file = Path(name)
     if not file.is_file() or not function.isidentifier():
-        raise OdtpackError(
-            "bad-option",
-            f"--torch {text!r} is not a file of Python and a function in it",
-            hint="write for example: --torch module.py:build",
-        )
+        what = f"--torch {text!r} is not a file of Python and a function in it"
+        raise OdtpackError("bad-option", what, hint="write for example: --torch module.py:build")
     if importlib.util.find_spec("torch") is None:
-        raise OdtpackError(
-            "torch-not-installed",
-            "gradients are compared with those of PyTorch, which is not installed",
-        )
+        what = "gradients are compared with those of PyTorch, which is not installed"
+        raise OdtpackError("torch-not-installed", what)
     found = importlib.util.spec_from_file_location(file.stem, file)
     assert found is not None and found.loader is not None  # noqa: S101, PT018 - of a .py file
     source = importlib.util.module_from_spec(found)
@@ -91,11 +86,9 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
     manifest = package.manifest
     for item in manifest.inputs:
         if item.name not in twin.batch:
-            raise OdtpackError(
-                "missing-input",
-                f"the step in PyTorch does not return {item.name!r}, an input of the package",
-                hint=f"add it to the returned inputs, which are {', '.join(twin.batch)}",
-            )
+            what = f"the step in PyTorch does not return {item.name!r}, an input of the package"
+            hint = f"add it to the returned inputs, which are {', '.join(twin.batch)}"
+            raise OdtpackError("missing-input", what, hint=hint)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     module = open_module(package, state)
     dtypes = {item.name: item.dtype for item in manifest.inputs}

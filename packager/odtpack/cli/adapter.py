@@ -55,17 +55,12 @@ def export(
     if info.kind == "prompt" and trained.difference(info.parameters):
         without = "prompt vectors and what is trained beside them (--train)"
     if without and not onnxruntime:
-        raise OdtpackError(
-            "peft-without-kind",
-            f"PEFT has no file for {without}",
-            hint="add --onnxruntime for ONNX Runtime's, or write the whole model: odtpack export",
-        )
+        hint = "add --onnxruntime for ONNX Runtime's, or write the whole model: odtpack export"
+        raise OdtpackError("peft-without-kind", f"PEFT has no file for {without}", hint=hint)
     if outputs and (in_segments or not onnxruntime):
-        raise OdtpackError(
-            "option-not-used",
-            f"--outputs names outputs of {_BASE}, which is not written",
-            hint="leave --outputs out" + ("" if in_segments else ", or add --onnxruntime"),
-        )
+        what = f"--outputs names outputs of {_BASE}, which is not written"
+        hint = "leave --outputs out" + ("" if in_segments else ", or add --onnxruntime")
+        raise OdtpackError("option-not-used", what, hint=hint)
     check_creatable(out, "--out")
     state = load_state(opened, checkpoint)
     written: list[Path] = []

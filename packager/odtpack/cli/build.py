@@ -72,9 +72,8 @@ def build(
     if folder is None:
         from odtpack.errors import OdtpackError
 
-        raise OdtpackError(
-            "usage", "--out is missing, and no recipe names a package", hint="odtpack build --help"
-        )
+        hint = "odtpack build --help"
+        raise OdtpackError("usage", "--out is missing, and no recipe names a package", hint=hint)
     if sample is not None:
         from odtpack_runtime.training.loop import load_dataset
 

@@ -77,11 +77,9 @@ def as_samples(
         return
     spec = None if recipe is None else recipe.texts()
     if spec is None:
-        raise OdtpackError(
-            "usage",
-            f"{str(texts[0])!r} holds texts, which need a recipe with a table [data]",
-            hint="name the recipe, --recipe recipe.toml, or write samples: odtpack data prepare",
-        )
+        what = f"{str(texts[0])!r} holds texts, which need a recipe with a table [data]"
+        hint = "name the recipe, --recipe recipe.toml, or write samples: odtpack data prepare"
+        raise OdtpackError("usage", what, hint=hint)
     with scratch_folder("texts") as folder:
         made = {path: Path(folder) / f"{index}.npz" for index, path in enumerate(texts)}
         for path, out in made.items():

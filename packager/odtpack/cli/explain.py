@@ -34,11 +34,8 @@ def explain(
     if name not in codes:
         from odtpack.errors import OdtpackError, near_names
 
-        raise OdtpackError(
-            "unknown-error-code",
-            f"there is no error code {name!r}",
-            hint=near_names(name, codes, "odtpack explain"),
-        )
+        hint = near_names(name, codes, "odtpack explain")
+        raise OdtpackError("unknown-error-code", f"there is no error code {name!r}", hint=hint)
     entry = codes[name]
     _console.say(f"error[{name}]", style="bold")
     kits = "The training kits of other languages raise this error too." if entry.kits else None

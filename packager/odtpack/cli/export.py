@@ -60,11 +60,8 @@ def export(
     if opened.manifest.segments is not None or model is not None:
         if formats is not None:
             opened.require_one_model("The ORT format")
-            raise OdtpackError(
-                "option-not-used",
-                "--ort-format and --model exclude each other",
-                hint="leave one out",
-            )
+            what = "--ort-format and --model exclude each other"
+            raise OdtpackError("option-not-used", what, hint="leave one out")
         return _decoder(opened, out, outputs, checkpoint, model)
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
@@ -113,10 +110,8 @@ def _decoder(
     from odtpack.errors import OdtpackError
 
     if outputs:
-        raise OdtpackError(
-            "option-not-used",
-            "--outputs names outputs of a training model, and a decoder keeps its own",
-        )
+        what = "--outputs names outputs of a training model, and a decoder keeps its own"
+        raise OdtpackError("option-not-used", what)
     if model is None:
         _ = package.decoder
     state = load_state(package, checkpoint)
@@ -180,20 +175,14 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
     names = wanted or own or predictions
     near = ", ".join(available[:6]) + (", ..." if len(available) > 6 else "")
     if not names:
-        raise OdtpackError(
-            "no-outputs",
-            "--outputs is needed: the model includes its loss, which may read any value",
-            where=str(package.path),
-            hint=f"pass --outputs NAME; nearest to the loss are {near}",
-        )
+        what = "--outputs is needed: the model includes its loss, which may read any value"
+        hint = f"pass --outputs NAME; nearest to the loss are {near}"
+        raise OdtpackError("no-outputs", what, where=str(package.path), hint=hint)
     for name in names:
         if name not in available:
-            raise UnknownNameError(
-                "unknown-output",
-                f"--outputs {name!r} is not a value that the model computes from its data",
-                where=str(package.eval_model),
-                hint=f"nearest to the loss are {near}",
-            )
+            what = f"--outputs {name!r} is not a value that the model computes from its data"
+            hint = f"nearest to the loss are {near}"
+            raise UnknownNameError("unknown-output", what, where=str(package.eval_model), hint=hint)
     return list(dict.fromkeys(names))
 
 
@@ -256,11 +245,8 @@ def ort(
     from odtpack_simulator.values.units import format_bytes
 
     if (outputs or checkpoint is not None) and not inference:
-        raise OdtpackError(
-            "option-not-used",
-            "--outputs and --checkpoint apply to the inference model only",
-            hint="pass --inference too, or leave them out",
-        )
+        what = "--outputs and --checkpoint apply to the inference model only"
+        raise OdtpackError("option-not-used", what, hint="pass --inference too, or leave them out")
     finish_update(package if package.is_dir() else package.parent)
     opened = Package.open(package)
     opened.require_one_model("The ORT format")
@@ -315,9 +301,8 @@ def config(
     from odtpack_runtime.apart.worker import worker
 
     if (out is None) == (check is None):
-        raise OdtpackError(
-            "out-or-check", "pass either --out to write a configuration, or --check to check one"
-        )
+        what = "pass either --out to write a configuration, or --check to check one"
+        raise OdtpackError("out-or-check", what)
     if types and globally_allowed_types:
         raise OdtpackError(
             "types-twice",
@@ -325,11 +310,8 @@ def config(
             "Runtime's build takes one or the other",
         )
     if check is not None and (types or globally_allowed_types):
-        raise OdtpackError(
-            "option-not-used",
-            "--types and --globally-allowed-types apply to --out, not to --check",
-            hint="leave them out",
-        )
+        what = "--types and --globally-allowed-types apply to --out, not to --check"
+        raise OdtpackError("option-not-used", what, hint="leave them out")
     if out is not None and data is not None:
         raise OdtpackError("option-not-used", "--data is for --check")
     opened = [Package.open(path) for path in packages]

@@ -59,14 +59,8 @@ def run(
             --report html:fleet.html --report json:fleet.json
         odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume
     """
+    from odtpack.cli import _files
     from odtpack.cli._describe import of_fleet
-    from odtpack.cli._files import (
-        check_creatable,
-        check_not_input,
-        check_reports,
-        check_writable,
-        write_reports,
-    )
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
@@ -79,15 +73,12 @@ def run(
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
-        raise OdtpackError(
-            "fleet-times",
-            "--resume uses the times that the run began with",
-            hint="leave out --times",
-        )
+        what = "--resume uses the times that the run began with"
+        raise OdtpackError("fleet-times", what, hint="leave out --times")
     settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
-    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
+    _files.check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)
     federation = Federation(package, data, settings)
@@ -104,11 +95,11 @@ def run(
             f"take batches of {size}, which are used instead."
         )
     for name in (STATE, CHECKPOINT):
-        check_not_input(folder / name, "--out", [data, fleet_file, times])
+        _files.check_not_input(folder / name, "--out", [data, fleet_file, times])
     executor = make_executor(jobs, ray)
-    check_creatable(folder, "--out")
+    _files.check_creatable(folder, "--out")
     make_folder(folder)
-    check_writable(folder / STATE, "--out", [], outside=opened)
+    _files.check_writable(folder / STATE, "--out", [], outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -148,7 +139,7 @@ def run(
         _console.say(f"  unknown: {unknown}")
     _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
-    write_reports(result, report or [])
+    _files.write_reports(result, report or [])
     return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
@@ -158,12 +149,9 @@ def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult 
 
     before = None if times is None else sim.load_result(times)
     if before is not None and not fleet.population.devices:
-        raise OdtpackError(
-            "fleet-times",
-            "--times gives times of device models, and the fleet file names none",
-            where=str(times),
-            hint="leave out --times, or name the models under [[population.device]]",
-        )
+        what = "--times gives times of device models, and the fleet file names none"
+        hint = "leave out --times, or name the models under [[population.device]]"
+        raise OdtpackError("fleet-times", what, where=str(times), hint=hint)
     return before
 
 

@@ -41,11 +41,9 @@ def inspect(
     elif report:
         from odtpack.errors import OdtpackError
 
-        raise OdtpackError(
-            "option-not-used",
-            "--report shows the sizes in a package, and this is not a package",
-            hint="pass the folder of a package, or leave --report out",
-        )
+        what = "--report shows the sizes in a package, and this is not a package"
+        hint = "pass the folder of a package, or leave --report out"
+        raise OdtpackError("option-not-used", what, hint=hint)
     else:
         content = _checkpoint(path) if kind == "checkpoint" else _model(path)
     return {"path": str(path), **content}
@@ -62,13 +60,11 @@ def _kind(path: Path) -> str:
         with path.open("rb") as stream:
             identifier = stream.read(8)[4:]
     except OSError as error:
-        raise OdtpackError(
-            "unreadable", f"{str(path)!r} cannot be read: {error.strerror or error}"
-        ) from error
+        what = f"{str(path)!r} cannot be read: {error.strerror or error}"
+        raise OdtpackError("unreadable", what) from error
     if identifier == b"ORTM":
-        raise OdtpackError(
-            "ort-format", f"{str(path)!r} is a model in ORT format, which cannot be inspected"
-        )
+        what = f"{str(path)!r} is a model in ORT format, which cannot be inspected"
+        raise OdtpackError("ort-format", what)
     return "checkpoint" if identifier == b"ODTC" else "model"
 
 

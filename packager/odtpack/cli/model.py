@@ -58,11 +58,7 @@ def head(
 
 
 def import_(
-    artifacts: Path,
-    *,
-    out: Path,
-    checkpoint: Path | None = None,
-    prefix: str | None = None,
+    artifacts: Path, *, out: Path, checkpoint: Path | None = None, prefix: str | None = None
 ) -> Json:
     """Build a package from artifacts of onnxruntime-training.
 
@@ -188,11 +184,8 @@ def coverage(
     known = {row.op_type for row in rows}
     for name in operators or ():
         if name not in known:
-            raise OdtpackError(
-                "unknown-operator",
-                f"there is no operator {name!r}",
-                hint=near_names(name, known, "odtpack ops coverage"),
-            )
+            hint = near_names(name, known, "odtpack ops coverage")
+            raise OdtpackError("unknown-operator", f"there is no operator {name!r}", hint=hint)
     shown = [
         row
         for row in rows
@@ -245,12 +238,9 @@ def check(
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():
         if name not in outputs:
-            raise OdtpackError(
-                "unknown-value",
-                f"the model has no output {name!r}",
-                where=str(model),
-                hint=f"its outputs are {', '.join(outputs)}",
-            )
+            what = f"the model has no output {name!r}"
+            hint = f"its outputs are {', '.join(outputs)}"
+            raise OdtpackError("unknown-value", what, where=str(model), hint=hint)
     read, alike = loss_input or outputs[:1], look_alikes(loaded)
     trained, _ = resolve(loaded, train or (), freeze or (), read, alike)
     found = find_obstacles(loaded, trained, read)

@@ -102,11 +102,7 @@ def carry_over(old: Path, new: Path, checkpoint: Path, *, out: Path) -> Json:
 
 
 def install(
-    package: Path,
-    *,
-    android: Path | None = None,
-    ios: Path | None = None,
-    ort: bool = False,
+    package: Path, *, android: Path | None = None, ios: Path | None = None, ort: bool = False
 ) -> Json:
     """Copy what an app needs of a package into the app.
 
@@ -179,9 +175,8 @@ def sign(
     from odtpack.update.release import sign_package
 
     if package is None and new_key is None:
-        raise OdtpackError(
-            "nothing-to-sign", "there is nothing to do: name a package, or a new key with --new-key"
-        )
+        what = "there is nothing to do: name a package, or a new key with --new-key"
+        raise OdtpackError("nothing-to-sign", what)
     if (package is None or new_key is not None) and key is not None:
         raise OdtpackError(
             "option-not-used",
@@ -190,11 +185,9 @@ def sign(
             hint=f"odtpack sign PKG --key {quote(str(key))}",
         )
     if package is None and release is not None:
-        raise OdtpackError(
-            "option-not-used",
-            "--release numbers a package, and no package is named",
-            hint=f"odtpack sign PKG --release {release} --key key.pem",
-        )
+        what = "--release numbers a package, and no package is named"
+        hint = f"odtpack sign PKG --release {release} --key key.pem"
+        raise OdtpackError("option-not-used", what, hint=hint)
     public = signature = None
     if new_key is not None:
         check_writable(new_key, "--new-key", [])  # outside of packages, which are given away
@@ -202,11 +195,8 @@ def sign(
         _console.wrote(f"{new_key} (private: keep it to yourself) and {public}")
     secret = new_key or key
     if secret is None:
-        raise OdtpackError(
-            "no-key",
-            "signing needs a key, and no key is named",
-            hint=f"odtpack sign {quote(str(package))} --key key.pem",
-        )
+        hint = f"odtpack sign {quote(str(package))} --key key.pem"
+        raise OdtpackError("no-key", "signing needs a key, and no key is named", hint=hint)
     if package is not None:
         signature = sign_package(package, secret, release=release)
         _console.wrote(signature)

@@ -77,10 +77,8 @@ def fleet_space(
     SearchConstraints(learning_rates=tuple(learning_rates))
     there = fleet.population.clients
     if any(count > there for count in clients):
-        raise OdtpackError(
-            "bad-fleet-settings",
-            f"{max(clients)} clients a round are more than the {there} of the population",
-        )
+        what = f"{max(clients)} clients a round are more than the {there} of the population"
+        raise OdtpackError("bad-fleet-settings", what)
     usual, passes = fleet.federation.clients, fleet.training.epochs
     rate = fleet.training.learning_rate
     near = [count for count in (usual, 2 * usual, usual // 2) if 1 <= count <= there]

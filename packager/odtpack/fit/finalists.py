@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from odtpack.build import build
-from odtpack.fit.outcome import (
-    DeviceFigures,
-    Dimension,
-    Dropped,
-    FitResult,
-    Objective,
-    Point,
-    Solution,
-    choice,
-    on_grid,
-    ranked,
-)
+from odtpack.fit import outcome
 from odtpack.fit.search_context import FitRequest, SearchContext
 from odtpack.fit.space import Candidate, Space
 from odtpack.option import options_of
@@ -61,7 +50,7 @@ def run(candidate: Candidate, request: FitRequest, folder: Path) -> SimulationRe
     return judge(measured, request.budgets)
 
 
-def solution(candidate: Candidate, result: SimulationResult) -> Solution:
+def solution(candidate: Candidate, result: SimulationResult) -> outcome.Solution:
     """The figures of a simulated candidate, still without its recipe."""
     training = result.training
     loss = training.eval_loss_after
@@ -69,9 +58,9 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         loss = training.losses[-1]
     missed = misses(result)
     peaks = [device.memory.peak_bytes for device in result.devices]
-    return Solution(
+    return outcome.Solution(
         number=candidate.number,
-        choice=choice(candidate),
+        choice=outcome.choice(candidate),
         metric=training.metric_after,
         loss=loss,
         peak_bytes=max(peaks),
@@ -80,7 +69,7 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         package_bytes=result.package.package_bytes,
         predicted_peak_bytes=result.memory.predicted.peak_bytes,
         devices=[
-            DeviceFigures(
+            outcome.DeviceFigures(
                 name=device.name,
                 verdict=device.verdict,
                 peak_bytes=device.memory.peak_bytes,
@@ -132,21 +121,21 @@ _FAR: Final = 1e9
 
 
 def objectives(
-    solutions: Sequence[Solution], reasons: Sequence[NotJudged]
-) -> tuple[list[Objective], list[NotJudged]]:
+    solutions: Sequence[outcome.Solution], reasons: Sequence[NotJudged]
+) -> tuple[list[outcome.Objective], list[NotJudged]]:
     """What can be compared, and what is unknown on some device or on all."""
     has_metric = any(each.metric is not None for each in solutions)
     found = [
-        Objective(name="accuracy", better="larger", tolerance=0)
+        outcome.Objective(name="accuracy", better="larger", tolerance=0)
         if has_metric
-        else Objective(name="loss", better="smaller", tolerance=0),
-        Objective(name="peak_bytes", better="smaller", tolerance=MEMORY_TOLERANCE),
+        else outcome.Objective(name="loss", better="smaller", tolerance=0),
+        outcome.Objective(name="peak_bytes", better="smaller", tolerance=MEMORY_TOLERANCE),
     ]
     unknown = list[NotJudged]()
     for name in ("time_s", "energy_j"):
         known = any(getattr(each, name) is not None for each in solutions)
         if known:
-            found.append(Objective(name=name, better="smaller", tolerance=TIME_TOLERANCE))
+            found.append(outcome.Objective(name=name, better="smaller", tolerance=TIME_TOLERANCE))
         why = {each.reason: each for each in reasons if each.figure == name}
         if not known and not why:
             why = {"": NotJudged(figure=name, reason="no device says")}
@@ -166,7 +155,7 @@ def reasons(results: Iterable[SimulationResult]) -> list[NotJudged]:
     ]
 
 
-def costs(each: Solution, wanted: Sequence[Objective]) -> Point:
+def costs(each: outcome.Solution, wanted: Sequence[outcome.Objective]) -> outcome.Point:
     """A solution as a point of costs on the objectives' grids; what is unknown is worst."""
     point = []
     for objective in wanted:
@@ -176,7 +165,7 @@ def costs(each: Solution, wanted: Sequence[Objective]) -> Point:
         elif objective.better == "larger":
             point.append(-value)
         else:
-            point.append(on_grid(value, objective.tolerance))
+            point.append(outcome.on_grid(value, objective.tolerance))
     return tuple(point)
 
 
@@ -189,22 +178,22 @@ def summarize(
     candidates: int,
     looked_at: int,
     trained: int,
-    left: Sequence[Dropped],
-) -> FitResult:
+    left: Sequence[outcome.Dropped],
+) -> outcome.FitResult:
     """The result of a search from its judged finalists."""
     solutions = {c.number: solution(c, result) for c, result in simulated}
     wanted, unknown = objectives(
         list(solutions.values()), reasons(result for _, result in simulated)
     )
     kept = [solutions[c.number] for c, result in simulated if not result.over_budget]
-    best, beaten = ranked(kept, [costs(each, wanted) for each in kept])
+    best, beaten = outcome.ranked(kept, [costs(each, wanted) for each in kept])
     # The nearest to the budgets first. No other one misses each of them by less.
     far = {c.number: sum(misses(result).values()) for c, result in simulated if result.over_budget}
     over = [solutions[number] for number in far]
     over.sort(key=lambda each: (far[each.number], costs(each, wanted), each.number))
     by_number = {candidate.number: candidate for candidate, _ in simulated}
 
-    def recipe(found: Solution, index: int) -> str:
+    def recipe(found: outcome.Solution, index: int) -> str:
         metric = "" if found.metric is None else f"accuracy {format_percent(found.metric)}, "
         remark = (
             f"Found by odtpack fit, candidate {found.number}: {metric}"
@@ -221,7 +210,7 @@ def summarize(
         candidate = by_number[found.number]
         return recipe_text(candidate.settings(ground.base), candidate.batch_size, around)
 
-    def with_recipes(found: Sequence[Solution]) -> list[Solution]:
+    def with_recipes(found: Sequence[outcome.Solution]) -> list[outcome.Solution]:
         return [
             each.model_copy(update={"recipe": recipe(each, index)})
             for index, each in enumerate(found, 1)
@@ -239,7 +228,7 @@ def summarize(
         ],
         "frozen_dtype": [each or "float32" for each in space.storages],
     }
-    return FitResult(
+    return outcome.FitResult(
         tool_version=tool_version(),
         model=str(request.settings.model),
         devices=[profile.name for profile in request.profiles],
@@ -247,7 +236,7 @@ def summarize(
         seed=ground.seed,
         samples=ground.samples,
         held_out_samples=ground.whole.held_out_samples,
-        space=[Dimension(name=name, values=values) for name, values in dimensions.items()],
+        space=[outcome.Dimension(name=name, values=values) for name, values in dimensions.items()],
         candidates=candidates,
         looked_at=looked_at,
         trained=trained,

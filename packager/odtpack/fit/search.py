@@ -12,25 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from odtpack.errors import OdtpackError
-from odtpack.fit import finalists
+from odtpack.fit import finalists, package_cache, search_context
 from odtpack.fit.finalists import summarize
 from odtpack.fit.outcome import Dropped, FitResult, Point, Stage, beats, choice, choose
-from odtpack.fit.package_cache import (
-    Ceiling,
-    PackageCache,
-    Planned,
-    error_limits,
-    memory_ceiling,
-    size_ceiling,
-)
-from odtpack.fit.search_context import (
-    FitRequest,
-    SearchContext,
-    Trained,
-    Trial,
-    make_search_context,
-    train,
-)
 from odtpack.fit.space import Candidate, MemoryBudget, open_space
 from odtpack.fit.study import GROUP, Study, optuna
 from odtpack_runtime.files.atomic import file_sha256
@@ -64,7 +48,7 @@ class FitProgress:
 
 
 def fit(
-    request: FitRequest,
+    request: search_context.FitRequest,
     *,
     executor: Executor | None = None,
     jobs: int = 1,
@@ -86,7 +70,7 @@ def fit(
     with scratch_folder("fit") as name:
         folder = Path(name)
         progress(FitProgress("build the recipe as it is"))
-        ground = make_search_context(
+        ground = search_context.make_search_context(
             *(request.settings, request.data, folder, request.seed),
             evaluation=request.evaluation,
             holdout=request.holdout,
@@ -100,21 +84,23 @@ class Runner:
     """A candidate, and what is known of it."""
 
     candidate: Candidate
-    planned: Planned
+    planned: package_cache.Planned
     excess: float = 0.0  # shares by which it is over the limits on memory and size
     reason: str = ""  # which limit that is; empty within them
-    trained: Trained | None = None  # how its training went; None if it was not trained
+    trained: search_context.Trained | None = (
+        None  # how its training went; None if it was not trained
+    )
     stopped_by: tuple[int, ...] = ()  # those that did better when its training was stopped
 
     @property
-    def finished(self) -> Trained | None:
+    def finished(self) -> search_context.Trained | None:
         """How its training went, if it came to the end."""
         there = self.trained
         return None if there is None or there.stopped_after or there.problem else there
 
     def left(self, stage: Stage, reason: str, epochs: int = 0, by: Sequence[int] = ()) -> Dropped:
         """The record of a candidate that does not go on."""
-        trained = self.trained or Trained()
+        trained = self.trained or search_context.Trained()
         return Dropped(
             number=self.candidate.number,
             choice=choice(self.candidate),
@@ -145,9 +131,9 @@ class Runner:
         if memory:
             memory = MemoryBudget(memory["size"], tuple(memory["sizes"]))
         if trained:
-            trained = Trained(**trained | {"curve": tuple(trained["curve"])})
+            trained = search_context.Trained(**trained | {"curve": tuple(trained["curve"])})
         candidate = dataclasses.replace(candidate, memory=memory)
-        planned, by = Planned(**record["planned"]), tuple(record["stopped_by"])
+        planned, by = package_cache.Planned(**record["planned"]), tuple(record["stopped_by"])
         excess, reason = record["excess"]
         return cls(candidate, planned, excess, reason, trained, by)
 
@@ -156,8 +142,8 @@ class Runner:
 class _Search:
     """One search: what its parts share."""
 
-    request: FitRequest
-    ground: SearchContext
+    request: search_context.FitRequest
+    ground: search_context.SearchContext
     folder: Path
     local: LocalExecutor
     executor: Executor
@@ -256,14 +242,16 @@ class _Search:
 
     def short(self, runner: Runner) -> float:
         """Shares by which it misses the limits that can be judged before it is simulated."""
-        done, missed = runner.finished or Trained(), max(0.0, runner.excess)
+        done, missed = runner.finished or search_context.Trained(), max(0.0, runner.excess)
         for key, value, worse in ("final_loss", done.loss, 1), ("accuracy_floor", done.metric, -1):
             if value is not None:
                 missed += max(
                     (
                         max(0.0, worse * (value - limit)) / (abs(limit) or 1.0)
                         for profile in self.request.profiles
-                        for limit, _ in error_limits(profile, self.request.budgets, key)
+                        for limit, _ in package_cache.error_limits(
+                            profile, self.request.budgets, key
+                        )
                     ),
                     default=0.0,
                 )
@@ -335,7 +323,7 @@ class _Search:
         ]
         built = self._packages.plan([runner.candidate for runner in runners], self.local)
         trials = [
-            Trial(
+            search_context.Trial(
                 planned.folder,
                 self.ground.files,
                 self._schedule(runner.candidate),
@@ -347,7 +335,7 @@ class _Search:
         started = sum(each.trained is not None for each in before)
         most = max(self.request.trials, started + len(trials))
         done = self.executor.map(
-            train,
+            search_context.train,
             trials,
             files=[self.folder / "packages", self.folder / "data"],
             on_done=lambda done, _: self.progress(FitProgress("train", started + done, most)),
@@ -367,8 +355,8 @@ class _Search:
         return found
 
     @functools.cached_property
-    def _packages(self) -> PackageCache:
-        return PackageCache(
+    def _packages(self) -> package_cache.PackageCache:
+        return package_cache.PackageCache(
             self.ground.base,
             self.folder / "packages",
             self.ground.shapes,
@@ -377,7 +365,7 @@ class _Search:
             tuple({kit_of(profile.os): None for profile in self.request.profiles}),
         )
 
-    def _plan(self, batch: Sequence[Candidate]) -> list[tuple[Candidate, Planned]]:
+    def _plan(self, batch: Sequence[Candidate]) -> list[tuple[Candidate, package_cache.Planned]]:
         """Build and plan candidates; those that take too much memory recompute, if that helps."""
         # A package that is built for a memory budget takes the place of the one without. Segments
         # compute again as it is.
@@ -405,20 +393,20 @@ class _Search:
         }
         return [(large[c], fits[c]) if c in fits else (c, planned) for c, planned in found.items()]
 
-    def _peak(self, planned: Planned) -> int:
+    def _peak(self, planned: package_cache.Planned) -> int:
         """The peak that must not be over a limit: with its margin, unless too close only warns."""
         warns = self.request.budgets.defaults.too_close == "warn"
         return planned.peak_bytes if warns else with_margin(planned.peak_bytes)
 
     @functools.cached_property
-    def _memory_ceiling(self) -> Ceiling | None:
-        return memory_ceiling(self.request.profiles, self.request.budgets)
+    def _memory_ceiling(self) -> package_cache.Ceiling | None:
+        return package_cache.memory_ceiling(self.request.profiles, self.request.budgets)
 
     @functools.cached_property
-    def _size_ceiling(self) -> Ceiling | None:
-        return size_ceiling(self.request.profiles, self.request.budgets)
+    def _size_ceiling(self) -> package_cache.Ceiling | None:
+        return package_cache.size_ceiling(self.request.profiles, self.request.budgets)
 
-    def _excess(self, planned: Planned) -> tuple[float, str]:
+    def _excess(self, planned: package_cache.Planned) -> tuple[float, str]:
         """By which share of a limit a plan is over it, and how to say so."""
         excess, reason = 0.0, ""
         for ceiling, what, count in (

@@ -19,14 +19,8 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
+from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.job import HELD_OUT_SHARE, Message, SamplePlan, make_sample_plan
-from odtpack_simulator.replay.replay import (
-    choose_rate,
-    load_samples,
-    make_job,
-    run_training_child,
-    write_data,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +69,8 @@ class FitRequest:
         for name in ("epochs", "trials", "finalists"):
             value = getattr(self, name)
             if not 1 <= value < 2**31:
-                raise OdtpackError(
-                    f"bad-{name}",
-                    f"{name} is {value}; it must be from 1 to {2**31 - 1}",
-                    hint=f"write for example: --{name} 4",
-                )
+                what = f"{name} is {value}; it must be from 1 to {2**31 - 1}"
+                raise OdtpackError(f"bad-{name}", what, hint=f"write for example: --{name} 4")
         if self.settings.runtime != "onnxruntime":
             raise OdtpackError(
                 "target-cannot",
@@ -143,9 +134,9 @@ def make_search_context(
     build(settings, folder / "recipe")
     package = Package.open(folder / "recipe")
     inputs = tuple(package.manifest.input_specs())
-    arrays, apart = load_samples(package, data, evaluation)
+    arrays, apart = replay.load_samples(package, data, evaluation)
     (folder / "data").mkdir()
-    files = write_data(arrays, folder / "data")
+    files = replay.write_data(arrays, folder / "data")
     model = load(settings)
     read = settings.loss_inputs or tuple(str(value.name) for value in model.graph.outputs)
     chosen = choose(model, settings, settings.train, read)
@@ -218,11 +209,11 @@ def train(trial: Trial) -> Trained:
     with scratch_folder("fit") as folder:
         try:
             package = Package.open(trial.package)
-            rate = choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
-            job = make_job(
+            rate = replay.choose_rate(package.manifest, trial.learning_rate, trial.schedule.steps)
+            job = replay.make_job(
                 package, trial.data, trial.schedule, rate, package.manifest.threads, Path(folder)
             )
-            done = run_training_child(job, on_message=seen)
+            done = replay.run_training_child(job, on_message=seen)
         except _StoppedError:
             return Trained(metric, loss, curve=tuple(curve), stopped_after=epochs)
         except OdtpackError as error:

@@ -235,16 +235,12 @@ class SearchConstraints:
     def __post_init__(self) -> None:
         for rate in self.learning_rates:
             if not 0 < rate < math.inf:
-                raise OdtpackError(
-                    "bad-learning-rate",
-                    f"a learning rate is {rate:g}; it must be above 0 and finite",
-                    hint="write for example: --lr 0.001",
-                )
+                what = f"a learning rate is {rate:g}; it must be above 0 and finite"
+                raise OdtpackError("bad-learning-rate", what, hint="write for example: --lr 0.001")
         for size in self.batch_sizes:
             if not 1 <= size < 2**31:
-                raise OdtpackError(
-                    "bad-batch-size", f"a batch size is {size}; it must be 1 or more"
-                )
+                what = f"a batch size is {size}; it must be 1 or more"
+                raise OdtpackError("bad-batch-size", what)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,10 +259,8 @@ class Space:
         """Every candidate; the one that is nearest to what the recipe says stands first."""
         found = list(itertools.islice(self._all(), _MOST_CANDIDATES + 1))
         if len(found) > _MOST_CANDIDATES:
-            raise OdtpackError(
-                "space-too-large",
-                f"there are more than {_MOST_CANDIDATES} combinations of what may vary",
-            )
+            what = f"there are more than {_MOST_CANDIDATES} combinations of what may vary"
+            raise OdtpackError("space-too-large", what)
         if not found:
             raise OdtpackError(
                 "nothing-to-vary",

@@ -108,11 +108,8 @@ class Study(Generic[C]):
         except OdtpackError:
             raise
         except Exception as error:  # whatever Optuna makes of a file that is not its own
-            raise OdtpackError(
-                "study-invalid",
-                f"The search in the file cannot be continued: {type(error).__name__}.",
-                where=str(file),
-            ) from error
+            what = f"The search in the file cannot be continued: {type(error).__name__}."
+            raise OdtpackError("study-invalid", what, where=str(file)) from error
         return study
 
     def told(self) -> Iterator[tuple[C, dict[str, Any]]]:

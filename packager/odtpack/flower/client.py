@@ -120,9 +120,8 @@ def client_app(
         if trainer.private:
             _check_private(config)
         if not trainer.steps(len(indices), settings):
-            raise OdtpackError(
-                "too-few-samples", f"{len(indices)} samples are less than one batch."
-            )
+            what = f"{len(indices)} samples are less than one batch."
+            raise OdtpackError("too-few-samples", what)
         kept = context.state.array_records.get(OPTIMIZER_STATE) if keep_optimizer_state else None
         update = trainer.train(
             as_typed(only_arrays(message.content), trainer.sent),
@@ -162,10 +161,8 @@ def client_app(
 
         trainer = _trainer(path)
         if trainer.private:
-            raise OdtpackError(
-                "private-training",
-                "Figures of an evaluation have no noise, and the package is private.",
-            )
+            what = "Figures of an evaluation have no noise, and the package is private."
+            raise OdtpackError("private-training", what)
         arrays, indices = _samples(data(context))
         settings = _settings(defaults, _config(message))
         given = as_typed(only_arrays(message.content), trainer.sent)
@@ -236,19 +233,16 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
     values: dict[str, Any] = {}
     known = [*(key for key, _, _ in SETTINGS), *FROM_FLOWER]
     for key in config.keys() - {*known}:
-        raise OdtpackError(
-            "fleet-config",
-            f"The server's configuration has an unknown key {key!r:.60}.",
-            hint=f"it may have {', '.join(known[: len(SETTINGS)])}",
-        )
+        what = f"The server's configuration has an unknown key {key!r:.60}."
+        hint = f"it may have {', '.join(known[: len(SETTINGS)])}"
+        raise OdtpackError("fleet-config", what, hint=hint)
     for key, name, least in SETTINGS:
         default = getattr(defaults, name)
         value = config.get(key, default)
         good = isinstance(value, float | int) and not isinstance(value, bool)
         if not good or not least <= value < 2**31 or (isinstance(default, int) and value % 1):
-            raise OdtpackError(
-                "fleet-config", f"The server's configuration has {key} = {value!r:.60}."
-            )
+            what = f"The server's configuration has {key} = {value!r:.60}."
+            raise OdtpackError("fleet-config", what)
         values[name] = type(default)(value)
     return LocalSettings(**values)
 

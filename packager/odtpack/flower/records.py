@@ -66,9 +66,8 @@ def only_arrays(content: RecordDict) -> dict[str, Array]:
     """The arrays of the one ArrayRecord of a message."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise OdtpackError(
-            "fleet-arrays", f"A message holds {len(records)} records of arrays, and needs one."
-        )
+        what = f"A message holds {len(records)} records of arrays, and needs one."
+        raise OdtpackError("fleet-arrays", what)
     return to_arrays(records[0])
 
 
@@ -152,7 +151,6 @@ def named_arrays(package: str | os.PathLike[str], arrays: Sequence[Array]) -> Ar
 
 def _named(names: Sequence[str], arrays: Sequence[Array]) -> ArrayRecord:
     if len(arrays) != len(names):
-        raise OdtpackError(
-            "fleet-arrays", f"There are {len(arrays)} parameters, and the package has {len(names)}."
-        )
+        what = f"There are {len(arrays)} parameters, and the package has {len(names)}."
+        raise OdtpackError("fleet-arrays", what)
     return to_record(dict(zip(names, arrays, strict=True)))

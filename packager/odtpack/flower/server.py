@@ -187,11 +187,8 @@ def _check_aggregate(aggregate: str, strategy: Any) -> None:
     if aggregate == "mean":
         return
     if aggregate not in ROBUST:
-        raise OdtpackError(
-            "bad-aggregate",
-            f"Unknown aggregate {aggregate!r:.40}.",
-            hint=f"take one of mean, {', '.join(ROBUST)}",
-        )
+        hint = f"take one of mean, {', '.join(ROBUST)}"
+        raise OdtpackError("bad-aggregate", f"Unknown aggregate {aggregate!r:.40}.", hint=hint)
     for each in _chain(strategy):
         if getattr(each, "noise_multiplier", 0):
             raise OdtpackError(
@@ -313,9 +310,8 @@ def _state(package: Package, arrays: ArrayRecord) -> CheckpointState:
     names = crossing(package.manifest)
     odd = names.keys() ^ found.keys()
     if odd:
-        raise OdtpackError(
-            "fleet-arrays", f"The parameters do not fit the package: '{min(odd)[:100]}' differs."
-        )
+        what = f"The parameters do not fit the package: '{min(odd)[:100]}' differs."
+        raise OdtpackError("fleet-arrays", what)
     for name in names:
         parameter = state.parameters[name]
         parameter.data = as_typed({name: found[name]}, {name: parameter.data})[name]
@@ -440,11 +436,8 @@ def fedavg(
             name for name in frozen if not np.array_equal(found[name].data, own[name].data)
         }
         if other:
-            raise OdtpackError(
-                "fleet-arrays",
-                f"It belongs to another package: {some(sorted(other), 3)} differ.",
-                where=str(path),
-            )
+            what = f"It belongs to another package: {some(sorted(other), 3)} differ."
+            raise OdtpackError("fleet-arrays", what, where=str(path))
         return {name: p.data for name, p in found.items() if name in names}
 
     reference = read(begun or opened.checkpoint)

@@ -30,10 +30,7 @@ _NEAR: Final = 1e-4
 
 
 def by_looks(
-    graph: ir.Graph,
-    names: Sequence[str],
-    unnamed: Collection[str],
-    constants: Collection[ir.Value],
+    graph: ir.Graph, names: Sequence[str], unnamed: Collection[str], constants: Collection[ir.Value]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
     # `unnamed`: Those whose name an exporter made up. `constants`: initializers that were nodes.

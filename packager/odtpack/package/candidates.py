@@ -158,11 +158,9 @@ def choose(
     alike, freeze, remarks = tuple(names), spec.freeze, list[str]()
     if spec.like is not None:
         if spec.train:
-            raise OdtpackError(
-                "option-not-used",
-                "--train and --like both say what trains",
-                hint="leave one of them out; --freeze may stand beside --like",
-            )
+            what = "--train and --like both say what trains"
+            hint = "leave one of them out; --freeze may stand beside --like"
+            raise OdtpackError("option-not-used", what, hint=hint)
         said = said_by(model, Path(spec.like), alike, own, bool(spec.untie))
         alike, remarks = said.parameters, [*said.remarks]
         if not wanted:
@@ -443,17 +441,14 @@ def resolve(
             f"--train {pattern!r} asks to train {', '.join(map(repr, hits))}"
             for pattern, hits in found.items()
         )
-        raise OdtpackError(
-            "not-reached", f"{asked}, but the loss does not depend on it: it would never change"
-        )
+        what = f"{asked}, but the loss does not depend on it: it would never change"
+        raise OdtpackError("not-reached", what)
     trained = _matched(model, still, names, train, "--train", known)
     frozen = _matched(model, still, names, freeze, "--freeze", known)
     both = [name for name in trained if name in frozen]
     if both:
-        raise OdtpackError(
-            "trained-and-frozen",
-            f"{both[0]!r} matches --train {trained[both[0]]!r} and --freeze {frozen[both[0]]!r}",
-        )
+        what = f"{both[0]!r} matches --train {trained[both[0]]!r} and --freeze {frozen[both[0]]!r}"
+        raise OdtpackError("trained-and-frozen", what)
     if not train:
         trained = {name: "*" for name in names if name not in frozen}
     elif not freeze:

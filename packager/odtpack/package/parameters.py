@@ -73,18 +73,13 @@ def store(name: str, tensor: ir.TensorProtocol, storage: Storage) -> Stored | No
             half = array.astype(np.float16)
         if not np.array_equal(np.isfinite(half), np.isfinite(array)):
             largest = float(np.abs(array[np.isfinite(array)]).max())
-            raise OdtpackError(
-                "value-out-of-range",
-                f"frozen parameter {name!r} holds {largest:g}, and float16 ends at 65504",
-                hint="store it as int8 (--frozen-dtype int8), or leave --frozen-dtype out",
-            )
+            what = f"frozen parameter {name!r} holds {largest:g}, and float16 ends at 65504"
+            hint = "store it as int8 (--frozen-dtype int8), or leave --frozen-dtype out"
+            raise OdtpackError("value-out-of-range", what, hint=hint)
         return Stored(ir.tensor(half, name=name))
     if not np.isfinite(array).all():
-        raise OdtpackError(
-            "value-out-of-range",
-            f"frozen parameter {name!r} holds infinity or NaN, which int8 cannot store",
-            hint="leave --frozen-dtype out",
-        )
+        what = f"frozen parameter {name!r} holds infinity or NaN, which int8 cannot store"
+        raise OdtpackError("value-out-of-range", what, hint="leave --frozen-dtype out")
     axes = [i for i, n in enumerate(array.shape) if n * _LEAST_PER_SCALE <= array.size]
     if not axes:
         return None
@@ -143,9 +138,8 @@ def choose_parameters(
         )
     unknown = [repr(name) for name in (*train, *freeze) if name not in graph.initializers]
     if unknown:
-        raise UnknownNameError(
-            "unknown-parameter", f"the model has no initializer {', '.join(unknown)}"
-        )
+        what = f"the model has no initializer {', '.join(unknown)}"
+        raise UnknownNameError("unknown-parameter", what)
     trained, frozen = set(train), set(freeze)
     wanted = trained | frozen | state
     both = sorted(trained & frozen)
@@ -230,11 +224,9 @@ def without_float16(
 ) -> tuple[Parameter, ...]:
     """Store as float32 what is float16: onnxruntime-training loads no checkpoint that holds it."""
     if storage == "float16":
-        raise OdtpackError(
-            "target-cannot",
-            "onnxruntime-training loads no float16 values from a checkpoint",
-            hint="leave --frozen-dtype out, or store them as int8 (--frozen-dtype int8)",
-        )
+        what = "onnxruntime-training loads no float16 values from a checkpoint"
+        hint = "leave --frozen-dtype out, or store them as int8 (--frozen-dtype int8)"
+        raise OdtpackError("target-cannot", what, hint=hint)
     return tuple(
         dataclasses.replace(p, dtype=ir.DataType.FLOAT) if p.dtype == ir.DataType.FLOAT16 else p
         for p in parameters

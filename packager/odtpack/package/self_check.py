@@ -113,10 +113,8 @@ def checked(
             if not too_large and (
                 error.code == "model-not-loadable" or not _takes_certain_sizes(files, inputs)
             ):
-                raise OdtpackError(
-                    "models-do-not-run",
-                    f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
-                ) from error
+                what = f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}"
+                raise OdtpackError("models-do-not-run", what) from error
             found = _NOTHING
             problem = "a step needs more memory than this machine has"
             if not too_large:
@@ -231,10 +229,8 @@ class _Trial:
             try:
                 self._options.register_custom_ops_library(library)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise OdtpackError(
-                    "library-not-found",
-                    f"ONNX Runtime cannot load custom_op_library {library!r}: {error}",
-                ) from error
+                what = f"ONNX Runtime cannot load custom_op_library {library!r}: {error}"
+                raise OdtpackError("library-not-found", what) from error
         self._state = CheckpointState.load_checkpoint(files["checkpoint"])
         # An imported checkpoint holds the state of an optimizer, from which a device goes on.
         self._begun = copy.deepcopy(self._state.optimizer)

@@ -80,11 +80,8 @@ def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     else:
         result, info, _ = write_loss(graph, task.loss, read)
     if result in extra:
-        raise OdtpackError(
-            "named-twice",
-            f"the loss {result.name!r} is returned anyway",
-            hint=f"leave {result.name!r} out of the additional outputs",
-        )
+        hint = f"leave {result.name!r} out of the additional outputs"
+        raise OdtpackError("named-twice", f"the loss {result.name!r} is returned anyway", hint=hint)
     graph.outputs[:] = [result, *extra]
     return info
 
@@ -333,11 +330,9 @@ def _check_mixed(task: Task, parameters: Sequence[Parameter]) -> None:
 def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> None:
     """Let a forward graph give what each state is in the next step."""
     if not task.backend.is_stock:
-        raise OdtpackError(
-            "bad-input-setting",
-            "artifacts for onnxruntime-training carry no state over",
-            hint="leave --target out, or start from zero in every step (--input NAME=zeros)",
-        )
+        what = "artifacts for onnxruntime-training carry no state over"
+        hint = "leave --target out, or start from zero in every step (--input NAME=zeros)"
+        raise OdtpackError("bad-input-setting", what, hint=hint)
     op = Ops(graph, "carry/")
     for name, output in states.items():
         new = op.Identity(find_value(graph, output, "--input"))
@@ -446,11 +441,9 @@ def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
         if name in (RESET, *precision.STATES) or name.endswith(_RESERVED):
-            raise OdtpackError(
-                "reserved-name",
-                f"the model already has a value {name!r}, a name that the training graph needs",
-                hint="this looks like a training model; pass the forward model",
-            )
+            what = f"the model already has a value {name!r}, a name that the training graph needs"
+            hint = "this looks like a training model; pass the forward model"
+            raise OdtpackError("reserved-name", what, hint=hint)
 
 
 def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -458,15 +451,12 @@ def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
     inputs = {value.name: value for value in graph.inputs}
     for name in names:
         if name not in inputs:
-            raise UnknownNameError(
-                "unknown-parameter", f"the model has no initializer or input {name!r}"
-            )
+            what = f"the model has no initializer or input {name!r}"
+            raise UnknownNameError("unknown-parameter", what)
         if inputs[name].dtype != ir.DataType.FLOAT:
-            raise OdtpackError(
-                "dtype-not-trainable",
-                f"the gradient of input {name!r} was requested, but only float32 inputs have one",
-                hint=f"do not ask for the gradient of {name!r}",
-            )
+            what = f"the gradient of input {name!r} was requested, but only float32 inputs have one"
+            hint = f"do not ask for the gradient of {name!r}"
+            raise OdtpackError("dtype-not-trainable", what, hint=hint)
 
 
 def _differentiate(model: ir.Model, task: Task) -> None:
@@ -589,10 +579,8 @@ def attach_losses(graph: ir.Graph, parts: Sequence[LossPart]) -> tuple[LossInfo,
             values[f"accuracy.{name}"] = _accuracy(op, loss, read[0], read[len(loss.reads)])
         for stem, each in values.items():
             if stem in value_names(graph):
-                raise OdtpackError(
-                    "reserved-name",
-                    f"the model already has {stem!r}, the name of one of its losses",
-                )
+                what = f"the model already has {stem!r}, the name of one of its losses"
+                raise OdtpackError("reserved-name", what)
             each.name = stem
             said.append(stem)
         part = op.Mul(value, weight)

@@ -141,12 +141,7 @@ class Made:
 
 
 def write_package(
-    graphs: Graphs,
-    made: Made | None,
-    folder: Path,
-    remark: Remark = silent,
-    *,
-    run: bool = True,
+    graphs: Graphs, made: Made | None, folder: Path, remark: Remark = silent, *, run: bool = True
 ) -> Manifest | None:
     """Write a package into ``folder``, in place of the package or the files of its names."""
     # run: Whether to run its models once, to see that they do.
@@ -697,28 +692,22 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         str(path.resolve()).encode()
         path.exists()
     except UnicodeEncodeError:
-        raise OdtpackError(
-            "package-not-written",
-            f"the path {str(path)!r} is not UTF-8 text, and ONNX Runtime opens no other",
-        ) from None
+        what = f"the path {str(path)!r} is not UTF-8 text, and ONNX Runtime opens no other"
+        raise OdtpackError("package-not-written", what) from None
     except OSError as error:
-        raise OdtpackError(
-            "package-not-written",
-            f"{shortened(str(path))!r} cannot be written: {error.strerror or error}",
-        ) from error
+        what = f"{shortened(str(path))!r} cannot be written: {error.strerror or error}"
+        raise OdtpackError("package-not-written", what) from error
     if path.exists() and not path.is_dir():
-        raise OdtpackError(
-            "package-not-written", f"{str(path)!r} is a file, and a package is a folder"
-        )
+        what = f"{str(path)!r} is a file, and a package is a folder"
+        raise OdtpackError("package-not-written", what)
     finish_update(path)
     entries = path.iterdir() if path.is_dir() else ()
     found = [entry.name for entry in entries if not is_stage(entry.name)]
     if not found:
         return path
     if (package := package_in(path)) is None:
-        raise OdtpackError(
-            "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
-        )
+        what = f"the folder {str(path)!r} is not empty and is not a package"
+        raise OdtpackError("folder-not-empty", what)
     _refuse_others(path, package, filter(_USUAL_NAMES.fullmatch, found))
     return path
 

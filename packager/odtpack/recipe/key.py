@@ -109,11 +109,9 @@ def _model_digests(path: Path) -> dict[str, str]:
         digests = {"": hashlib.sha256(content).hexdigest()}
         return digests | {str(file.relative_to(path.parent)): file_sha256(file) for file in beside}
     except FileNotFoundError:
-        raise OdtpackError(
-            "model-not-found",
-            f"there is no file {str(path)!r}",
-            hint="the path of a recipe's model is taken from the recipe's folder",
-        ) from None
+        what = f"there is no file {str(path)!r}"
+        hint = "the path of a recipe's model is taken from the recipe's folder"
+        raise OdtpackError("model-not-found", what, hint=hint) from None
     except OSError as error:
         raise model_not_readable(path, error) from error
     except google.protobuf.message.DecodeError:

@@ -609,11 +609,8 @@ def _values(package: Package) -> dict[str, Array]:
     for item in package.manifest.parameters:
         array = values.get(item.name)
         if array is None or (array.shape, array.dtype.name) != (item.shape, item.dtype):
-            raise OdtpackError(
-                "package-inconsistent",
-                f"The manifest and the checkpoint disagree about parameter '{item.name}'.",
-                where=str(package.path),
-            )
+            what = f"The manifest and the checkpoint disagree about parameter '{item.name}'."
+            raise OdtpackError("package-inconsistent", what, where=str(package.path))
     return values
 
 
@@ -689,11 +686,7 @@ def sections(diff: PackageDiff) -> Iterator[Section]:
         )
     for title, changes in (("Settings", diff.settings), ("Versions", diff.versions)):
         if changes:
-            yield Section(
-                title,
-                (title[:-1], "Old", "New"),
-                tuple(map(_change_row, changes)),
-            )
+            yield Section(title, (title[:-1], "Old", "New"), tuple(map(_change_row, changes)))
     if diff.parameters:
         yield Section(
             "Parameters",

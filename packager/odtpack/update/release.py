@@ -45,17 +45,13 @@ def new_key(path: str | os.PathLike[str]) -> Path:
         raise cryptography_missing() from error
     private, public = Path(path), Path(path).with_suffix(".pub")
     if private == public:
-        raise OdtpackError(
-            "bad-key-name",
-            f"{str(path)!r} ends in .pub, which is for the public key",
-            hint=f"odtpack sign --new-key {quote(str(Path(path).with_suffix('.pem')))}",
-        )
+        what = f"{str(path)!r} ends in .pub, which is for the public key"
+        hint = f"odtpack sign --new-key {quote(str(Path(path).with_suffix('.pem')))}"
+        raise OdtpackError("bad-key-name", what, hint=hint)
     for file in (private, public):
         if os.path.lexists(file):
-            raise OdtpackError(
-                "key-exists",
-                f"there is already a file {str(file)!r}, and a key is never overwritten",
-            )
+            what = f"there is already a file {str(file)!r}, and a key is never overwritten"
+            raise OdtpackError("key-exists", what)
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -87,11 +83,9 @@ def sign_package(
         write_whole(target, secret.sign(data))
         return target
     if release < (package.manifest.release or 0):
-        raise OdtpackError(
-            "package-downgrade",
-            f"the package is release {package.manifest.release}, and cannot become {release}",
-            hint=f"odtpack sign {quote(str(path))} --release {(package.manifest.release or 0) + 1}",
-        )
+        what = f"the package is release {package.manifest.release}, and cannot become {release}"
+        hint = f"odtpack sign {quote(str(path))} --release {(package.manifest.release or 0) + 1}"
+        raise OdtpackError("package-downgrade", what, hint=hint)
     text = dataclasses.replace(package.manifest, release=release).to_json().encode()
     with update_folder(package.path, last=manifest.name) as stage:
         (stage / manifest.name).write_bytes(text)
@@ -152,11 +146,8 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     # empty, or has an installed package. `ort`: the models in ORT format in place of ONNX models.
     opened = Package.open(package)
     if opened.path in (folder.resolve(), *folder.resolve().parents):
-        raise OdtpackError(
-            "installed-into-itself",
-            "the package cannot be installed where it was built",
-            where=str(folder),
-        )
+        what = "the package cannot be installed where it was built"
+        raise OdtpackError("installed-into-itself", what, where=str(folder))
     opened.require_one_folder()
     files = _needed(opened, ort)
     entries = files.all()
@@ -169,11 +160,9 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     others = [entry for entry in (*old, *entries) if entry.path not in known]
     foreign = sorted(before - known - {each.path for each in others if is_as_listed(folder, each)})
     if foreign:
-        raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(folder)!r} holds {foreign[0]!r}, which is not a file of a package",
-            hint="choose a folder of its own for the package",
-        )
+        what = f"the folder {str(folder)!r} holds {foreign[0]!r}, which is not a file of a package"
+        hint = "choose a folder of its own for the package"
+        raise OdtpackError("folder-not-empty", what, hint=hint)
     if before == set(names) and _is_installed(folder, texts, entries):
         return Installed(folder, names, changed=False)
     with update_folder(folder, last=MANIFEST_NAME, obsolete=before) as stage:

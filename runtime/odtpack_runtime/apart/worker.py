@@ -168,9 +168,8 @@ class Worker:
                 line = self._lines.get(timeout=min(_POLL_SECONDS, limits.seconds))
             except queue.Empty:
                 if reason := watch.overdue([process.pid]):
-                    raise OdtpackError(
-                        "models-stall", f"A step on the models did not finish: {reason}."
-                    ) from None
+                    what = f"A step on the models did not finish: {reason}."
+                    raise OdtpackError("models-stall", what) from None
                 continue
             if line is None:
                 raise self._crashed(process, limits)
@@ -192,10 +191,8 @@ class Worker:
             return too_large(limits.memory)
         import onnxruntime
 
-        return OdtpackError(
-            "models-crash",
-            f"ONNX Runtime {onnxruntime.__version__} crashed on the models (exit code {code}).",
-        )
+        what = f"ONNX Runtime {onnxruntime.__version__} crashed on the models (exit code {code})."
+        return OdtpackError("models-crash", what)
 
     def close(self) -> None:
         """End the process."""

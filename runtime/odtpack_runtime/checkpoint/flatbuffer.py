@@ -76,11 +76,8 @@ class Source:
 
     def fail(self, reason: str) -> NoReturn:
         """Raise the error that says why the stream cannot be read."""
-        raise OdtpackError(
-            f"{self._what}-corrupt",
-            f"{self.where} is not a readable {self._what}: {reason}.",
-            where=self.where,
-        )
+        what = f"{self.where} is not a readable {self._what}: {reason}."
+        raise OdtpackError(f"{self._what}-corrupt", what, where=self.where)
 
     def check(self, position: int, length: int) -> None:
         """Fail unless ``length`` bytes from ``position`` on lie inside the stream."""

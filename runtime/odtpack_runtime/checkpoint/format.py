@@ -252,9 +252,8 @@ def check_property(name: object, value: object) -> PropertyValue:
     # Integers and bools become `int` (int64), other real numbers `float` (rounded to float32), text
     # and UTF-8 bytes `str`.
     if not isinstance(name, str) or not name:
-        raise WrongTypeError(
-            "property-type", f"A property needs a name, and {name!r} is not one.", hint="use a str"
-        )
+        what = f"A property needs a name, and {name!r} is not one."
+        raise WrongTypeError("property-type", what, hint="use a str")
     where = f"property '{name}'"
     try:
         name.encode()
@@ -283,9 +282,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
     """Read a checkpoint file, and ``<path>.data`` if it refers to it."""
     # One that is replaced meanwhile is read again: a file and its data file are two.
     if sys.byteorder != "little":
-        raise OdtpackError(
-            "big-endian-host", "Checkpoints are little-endian and this machine is not."
-        )
+        what = "Checkpoints are little-endian and this machine is not."
+        raise OdtpackError("big-endian-host", what)
     file = Path(path)
     for _ in range(_MOST_ATTEMPTS):
         seen = file_identity(file)
@@ -304,9 +302,8 @@ def read_once(file: Path) -> CheckpointData:
         with open_regular(file) as stream, Hasher() as hasher:
             return _Reader(stream, str(file), Path(f"{file}.data"), hasher).read()
     except FileNotFoundError as error:
-        raise OdtpackError(
-            "checkpoint-not-found", f"There is no checkpoint {error.filename}.", where=str(file)
-        ) from error
+        what = f"There is no checkpoint {error.filename}."
+        raise OdtpackError("checkpoint-not-found", what, where=str(file)) from error
     except OSError as error:
         raise unreadable("checkpoint-unreadable", file, error) from error
 
@@ -412,11 +409,8 @@ class _Reader:
         code = table.integer(3, "i")
         dtype = DTYPES.get(code)
         if dtype is None:
-            raise OdtpackError(
-                "checkpoint-dtype",
-                f"'{name}' has elements of ONNX type {code}, which are not supported.",
-                where=self._where,
-            )
+            what = f"'{name}' has elements of ONNX type {code}, which are not supported."
+            raise OdtpackError("checkpoint-dtype", what, where=self._where)
         dims = self._dims(name, table)
         if table.vector(5, 4) is not None:
             self._source.fail(f"'{name}' holds strings")

@@ -209,11 +209,9 @@ class Parameters:
         try:
             return self.items[name]
         except (KeyError, TypeError):
-            raise UnknownKeyError(
-                "unknown-parameter",
-                f"The state has no parameter {name!r}.",
-                hint=f"it has {', '.join(sorted(self.items)) or 'none'}",
-            ) from None
+            what = f"The state has no parameter {name!r}."
+            hint = f"it has {', '.join(sorted(self.items)) or 'none'}"
+            raise UnknownKeyError("unknown-parameter", what, hint=hint) from None
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Set a parameter's value; see :attr:`Parameter.data`."""

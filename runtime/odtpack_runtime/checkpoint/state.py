@@ -55,11 +55,8 @@ class OneCall:
     def __enter__(self) -> None:
         """Begin a call."""
         if not self._lock.acquire(blocking=False):
-            raise OdtpackError(
-                "busy",
-                "A call of this session is still running.",
-                hint="wait for it, or keep one thread for all calls of a session",
-            )
+            hint = "wait for it, or keep one thread for all calls of a session"
+            raise OdtpackError("busy", "A call of this session is still running.", hint=hint)
 
     def __exit__(self, *_: object) -> None:
         """End it."""
@@ -159,11 +156,8 @@ def carry_over(
             ``fresh``.
     """
     if fresh.placed:
-        raise OdtpackError(
-            "busy",
-            "A session is training this state.",
-            hint="carry over before a Module is made of it",
-        )
+        hint = "carry over before a Module is made of it"
+        raise OdtpackError("busy", "A session is training this state.", hint=hint)
     if names is None:
         names = trained.arrays(trainable=True)
     values = {}
@@ -249,11 +243,9 @@ class Properties:
         try:
             return self._values[name]
         except (KeyError, TypeError):
-            raise UnknownKeyError(
-                "unknown-property",
-                f"The state has no property {name!r}.",
-                hint=f"it has {', '.join(sorted(self._values)) or 'none'}",
-            ) from None
+            what = f"The state has no property {name!r}."
+            hint = f"it has {', '.join(sorted(self._values)) or 'none'}"
+            raise UnknownKeyError("unknown-property", what, hint=hint) from None
 
     def __setitem__(self, name: str, value: object) -> None:
         """Attach a value.
@@ -263,9 +255,8 @@ class Properties:
             OdtpackError: A number that does not fit, text that is not UTF-8, or a reserved name.
         """
         if name == OPTIMIZER_PROPERTY:
-            raise OdtpackError(
-                "property-type", f"{name!r} is reserved: files keep the optimizer's kind there."
-            )
+            what = f"{name!r} is reserved: files keep the optimizer's kind there."
+            raise OdtpackError("property-type", what)
         self._values[name] = check_property(name, value)
 
     def __delitem__(self, name: str) -> None:

@@ -52,21 +52,7 @@ from odtpack_runtime.checkpoint.format import (
 )
 from odtpack_runtime.checkpoint.parameters import Array, round_up
 from odtpack_runtime.errors import OdtpackError, unreadable
-from odtpack_runtime.files.atomic import (
-    NO_LINKS,
-    Identity,
-    atomic_write,
-    file_identity,
-    identity_of,
-    locked,
-    not_written,
-    open_regular,
-    refuse_link,
-    start_writing,
-    sync_folder,
-    take_mode,
-    temporary_name,
-)
+from odtpack_runtime.files import atomic
 
 EXTERNAL_DATA_THRESHOLD = 1800 * 2**20
 """Bytes of tensor data up to which a checkpoint is one file; a flatbuffer ends below 2 GiB."""
@@ -81,10 +67,10 @@ def write_checkpoint(
     path: str | os.PathLike[str],
     data: CheckpointData,
     *,
-    open_file: Callable[..., AbstractContextManager[BinaryIO]] = atomic_write,
+    open_file: Callable[..., AbstractContextManager[BinaryIO]] = atomic.atomic_write,
     previous: Literal["none", "replaced"] = "none",
-    whole: Identity | None = None,
-) -> Identity:
+    whole: atomic.Identity | None = None,
+) -> atomic.Identity:
     """Write a checkpoint, whole or not at all; a file of that name is replaced."""
     # Equal data give equal bytes.
     # `open_file`: opens the destination for a write that is whole or not at all; whoever tests what
@@ -96,10 +82,10 @@ def write_checkpoint(
     target = Path(path)
     save = _Save(target, data, open_file, keep=previous == "replaced", known=whole)
     try:
-        refuse_link(target)
+        atomic.refuse_link(target)
         return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
     except OSError as error:
-        raise not_written(target, error) from error
+        raise atomic.not_written(target, error) from error
 
 
 _Region = tuple[int, int]
@@ -116,16 +102,16 @@ class _Save:
         open_file: Callable[..., AbstractContextManager[BinaryIO]],
         *,
         keep: bool,
-        known: Identity | None,
+        known: atomic.Identity | None,
     ) -> None:
         self._target, self._data, self._open_file = target, data, open_file
         self._keep, self._known = keep, known
         self._data_path = Path(f"{target}.data")
         self._before = previous_path(target)
         self._before_data = Path(f"{self._before}.data")
-        self._written: Identity | None = None
+        self._written: atomic.Identity | None = None
 
-    def inside(self) -> Identity:
+    def inside(self) -> atomic.Identity:
         """Write one file that holds everything."""
         self._look()
         with self._tidied(), Hasher() as hasher, self._open() as stream:
@@ -135,16 +121,16 @@ class _Save:
             head.write_digests(stream)
             written = self._finish(stream)
         if self._current is not None or self._kept is not None:
-            found = file_identity(self._data_path)
-            with suppress(OSError), locked(self._data_path):
+            found = atomic.file_identity(self._data_path)
+            with suppress(OSError), atomic.locked(self._data_path):
                 # Another process may have saved meanwhile, or have made the file anew for a save.
-                if self._in_place() and _is_one_file(found, file_identity(self._data_path)):
+                if self._in_place() and _is_one_file(found, atomic.file_identity(self._data_path)):
                     self._data_path.unlink()
         return written
 
-    def outside(self) -> Identity:
+    def outside(self) -> atomic.Identity:
         """Write the elements into the data file, and then the file that refers to them."""
-        refuse_link(self._data_path)
+        atomic.refuse_link(self._data_path)
         try:
             with self._locked_data() as fresh:
                 size = self._data_path.stat().st_size
@@ -160,9 +146,9 @@ class _Save:
                             )
                     raise
         except OSError as error:
-            raise not_written(self._data_path, error) from error
+            raise atomic.not_written(self._data_path, error) from error
 
-    def _write_outside(self) -> Identity:
+    def _write_outside(self) -> atomic.Identity:
         nbytes = _nbytes(self._data)
         start = _free_region([self._current, self._kept], nbytes)
         with Hasher() as hasher, self._data_path.open("r+b") as stream:
@@ -171,7 +157,7 @@ class _Save:
             _write_all(stream, map(_bytes, head.payload))
             stream.flush()
             os.fsync(stream.fileno())
-            sync_folder(self._data_path.parent)
+            atomic.sync_folder(self._data_path.parent)
             with self._tidied(), self._open() as main:
                 head.write(main)
                 head.write_digests(main)
@@ -190,11 +176,11 @@ class _Save:
 
     def _is_whole(self) -> bool:
         """Whether the file that is replaced may become the save before."""
-        found = file_identity(self._target)
+        found = atomic.file_identity(self._target)
         if found is None:
             return False
         if self._current is not None:
-            data = file_identity(self._data_path)
+            data = atomic.file_identity(self._data_path)
             if data is None or data[2] < self._current[1]:
                 return False
         if found == self._known:
@@ -212,12 +198,12 @@ class _Save:
             fresh = False
             with suppress(FileExistsError):
                 made = os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                take_mode(made, self._target, least=0o600)  # each save opens it again
+                atomic.take_mode(made, self._target, least=0o600)  # each save opens it again
                 os.close(made)
                 fresh = True
-            found = file_identity(self._data_path)
-            with locked(self._data_path):
-                here = file_identity(self._data_path)
+            found = atomic.file_identity(self._data_path)
+            with atomic.locked(self._data_path):
+                here = atomic.file_identity(self._data_path)
                 if here is None or not _is_one_file(found, here):
                     continue  # who had the lock removed the file
                 yield fresh and here[2] == 0
@@ -227,28 +213,28 @@ class _Save:
         more = {"previous": self._before} if self._rotates else {}
         return self._open_file(self._target, **more)
 
-    def _finish(self, stream: BinaryIO) -> Identity:
+    def _finish(self, stream: BinaryIO) -> atomic.Identity:
         """Finish the file, which is about to take its name."""
         stream.flush()
-        self._written = identity_of(os.fstat(stream.fileno()))
+        self._written = atomic.identity_of(os.fstat(stream.fileno()))
         if self._rotates and self._current is not None:
             self._share_data()
         return self._written
 
     def _in_place(self) -> bool:
-        return self._written is not None and file_identity(self._target) == self._written
+        return self._written is not None and atomic.file_identity(self._target) == self._written
 
     def _check_links(self) -> None:
         """Refuse, before anything is written, to keep data that can have no second name."""
         if not self._rotates or self._current is None:
             return
         if not _is_same_file(self._before_data, self._data_path):
-            link = temporary_name(self._target)
+            link = atomic.temporary_name(self._target)
             try:
                 os.link(self._data_path, link)
                 link.unlink()
             except OSError as error:
-                if error.errno not in NO_LINKS:
+                if error.errno not in atomic.NO_LINKS:
                     raise
                 raise OdtpackError(
                     "file-not-written",
@@ -263,7 +249,7 @@ class _Save:
         """Give the data of the file that becomes the save before the name that it refers to."""
         if _is_same_file(self._before_data, self._data_path):
             return
-        link = temporary_name(self._target)
+        link = atomic.temporary_name(self._target)
         try:
             os.link(self._data_path, link)
             link.replace(self._before_data)
@@ -386,11 +372,9 @@ class _Head:
     def _tensor(self, name: str, array: Array) -> int:
         code = DTYPE_CODES.get(array.dtype)
         if code is None:
-            raise OdtpackError(
-                "checkpoint-dtype",
-                f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold.",
-                hint=f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}",
-            )
+            what = f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold."
+            hint = f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}"
+            raise OdtpackError("checkpoint-dtype", what, hint=hint)
         label = self._builder.CreateSharedString(name)
         shape = () if self._nominal else array.shape
         dims = self._builder.CreateNumpyVector(np.array(shape, np.int64))
@@ -485,8 +469,8 @@ def _write_all(stream: BinaryIO, parts: Iterable[memoryview]) -> None:
         for at in range(0, len(part), _AT_ONCE):
             stream.write(part[at : at + _AT_ONCE])
             if stream.tell() - asked >= _AT_ONCE:
-                asked = start_writing(stream, asked)
-    start_writing(stream, asked)
+                asked = atomic.start_writing(stream, asked)
+    atomic.start_writing(stream, asked)
 
 
 def _nbytes(data: CheckpointData) -> int:
@@ -515,7 +499,7 @@ def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
 def _external_region(path: Path) -> _Region | None:
     """Return what the checkpoint at ``path`` uses of its data file, if anything."""
     try:
-        with open_regular(path) as stream:
+        with atomic.open_regular(path) as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
             module = root.table(1)
             if module is None or not module.boolean(3):
@@ -544,8 +528,8 @@ def _external_region(path: Path) -> _Region | None:
 
 
 def _is_same_file(first: Path, second: Path) -> bool:
-    return _is_one_file(file_identity(first), file_identity(second))
+    return _is_one_file(atomic.file_identity(first), atomic.file_identity(second))
 
 
-def _is_one_file(one: Identity | None, other: Identity | None) -> bool:
+def _is_one_file(one: atomic.Identity | None, other: atomic.Identity | None) -> bool:
     return one is not None and other is not None and one[:2] == other[:2]

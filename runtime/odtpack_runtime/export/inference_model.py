@@ -149,11 +149,9 @@ def export_inference_model(
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
         raise WrongTypeError("no-outputs", "The names of the outputs must be a list of names.")
     if not output_names or len(set(output_names)) != len(output_names):
-        raise OdtpackError(
-            "no-outputs",
-            "An exported model needs at least one output, and each only once.",
-            hint='module.export_model_for_inferencing("inference.onnx", ["output"])',
-        )
+        what = "An exported model needs at least one output, and each only once."
+        hint = 'module.export_model_for_inferencing("inference.onnx", ["output"])'
+        raise OdtpackError("no-outputs", what, hint=hint)
     try:
         model = _load(eval_model, apart=apart)
         if not model.computes(output_names) and (found := template()) is not None:
@@ -303,12 +301,9 @@ class _Model:
         }
         for name in output_names:
             if name not in producers:
-                raise UnknownNameError(
-                    "unknown-output",
-                    f"The evaluation model computes no value '{name}'.",
-                    where=where,
-                    hint=f"its outputs are {', '.join(self.outputs)}",
-                )
+                what = f"The evaluation model computes no value '{name}'."
+                hint = f"its outputs are {', '.join(self.outputs)}"
+                raise UnknownNameError("unknown-output", what, where=where, hint=hint)
         needed: set[str] = set()
         kept: set[int] = set()
         wanted = list(output_names)
@@ -464,9 +459,6 @@ def cast_parameter(name: str, array: Array, dtype: np.dtype[np.generic]) -> Arra
 
 
 def _not_loadable(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
-    raise OdtpackError(
-        "model-not-loadable",
-        f"{path} is not a readable ONNX model: {reason}.",
-        where=str(path),
-        hint="export needs the eval_model.onnx or eval_model.ort of the package",
-    ) from cause
+    what = f"{path} is not a readable ONNX model: {reason}."
+    hint = "export needs the eval_model.onnx or eval_model.ort of the package"
+    raise OdtpackError("model-not-loadable", what, where=str(path), hint=hint) from cause

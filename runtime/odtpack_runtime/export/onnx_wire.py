@@ -21,6 +21,7 @@ from odtpack_runtime.files.protobuf_wire import (
     messages,
     name_of,
     number_field,
+    replaced,
     text,
 )
 
@@ -103,39 +104,21 @@ class Node:
 
 def renamed(node: memoryview, names: Mapping[str, str]) -> list[Piece]:
     """Return the pieces of a node in which values have other names."""
-    pieces: list[Piece] = []
-    for found in fields(node):
-        body = node[found.body : found.end]
-        if found.number == NODE_INPUT:
-            name = text(node, found)
-            pieces += bytes_field(NODE_INPUT, [names.get(name, name).encode()])
-        elif found.number == NODE_ATTRIBUTE and found.kind == BYTES:
-            pieces += bytes_field(NODE_ATTRIBUTE, _renamed_attribute(body, names))
-        else:
-            pieces.append(node[found.start : found.end])
-    return pieces
 
+    def name(data: memoryview) -> list[Piece]:
+        own = bytes(data).decode()
+        return [names.get(own, own).encode()]
 
-def _renamed_attribute(attribute: memoryview, names: Mapping[str, str]) -> list[Piece]:
-    pieces: list[Piece] = []
-    for found in fields(attribute):
-        if found.number not in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS) or found.kind != BYTES:
-            pieces.append(attribute[found.start : found.end])
-            continue
-        graph = attribute[found.body : found.end]
-        inner: list[Piece] = []
-        for part in fields(graph):
-            body = graph[part.body : part.end]
-            if part.number == NODES and part.kind == BYTES:
-                inner += bytes_field(NODES, renamed(body, names))
-            elif part.number == OUTPUTS and value_name(body) in names:
-                kept = (body[f.start : f.end] for f in fields(body) if f.number != _VALUE_NAME)
-                name = bytes_field(_VALUE_NAME, [names[value_name(body)].encode()])
-                inner += bytes_field(OUTPUTS, [*name, *kept])
-            else:
-                inner.append(graph[part.start : part.end])
-        pieces += bytes_field(found.number, inner)
-    return pieces
+    def output(value: memoryview) -> list[Piece]:
+        return replaced(value, {_VALUE_NAME: name})
+
+    def graph(data: memoryview) -> list[Piece]:
+        return replaced(data, {NODES: lambda inner: renamed(inner, names), OUTPUTS: output})
+
+    def attribute(data: memoryview) -> list[Piece]:
+        return replaced(data, {ATTRIBUTE_GRAPH: graph, ATTRIBUTE_GRAPHS: graph})
+
+    return replaced(node, {NODE_INPUT: name, NODE_ATTRIBUTE: attribute})
 
 
 def tensor_proto(name: str, array: Array) -> list[Piece]:

@@ -188,11 +188,8 @@ def _refuse_special(target: Path) -> None:
     except ValueError as error:  # no file has such a name
         raise not_written(target, OSError(errno.EINVAL, str(error))) from error
     if stat.S_ISDIR(kind):
-        raise OdtpackError(
-            "path-is-a-folder",
-            f"{target} is a folder and not a file.",
-            where=str(target),
-        )
+        what = f"{target} is a folder and not a file."
+        raise OdtpackError("path-is-a-folder", what, where=str(target))
     if not stat.S_ISREG(kind):
         raise OdtpackError(
             "file-not-written",
@@ -205,12 +202,9 @@ def _refuse_special(target: Path) -> None:
 def refuse_link(path: Path) -> None:
     """Refuse to save to a link: it would be replaced, and what it leads to stay as it is."""
     if path.is_symlink():
-        raise OdtpackError(
-            "file-not-written",
-            f"{path} is a link, and nothing is saved through a link or in its place.",
-            where=str(path),
-            hint="remove the link, or name the file that it leads to",
-        )
+        what = f"{path} is a link, and nothing is saved through a link or in its place."
+        hint = "remove the link, or name the file that it leads to"
+        raise OdtpackError("file-not-written", what, where=str(path), hint=hint)
 
 
 def start_writing(stream: BinaryIO, start: int) -> int:

@@ -17,17 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import (
-    UNSYNCED,
-    atomic_write,
-    is_running,
-    locked,
-    not_synced,
-    not_written,
-    remove_stale,
-    sync_folder,
-    write_whole,
-)
+from odtpack_runtime.files import atomic
 
 # Replace the files of a folder, all of them or none.
 #
@@ -119,11 +109,9 @@ def update_folder(
             with suppress(OSError):
                 parent.rmdir()  # fails, as it should, if it is not empty
         if isinstance(error, OSError):
-            raise OdtpackError(
-                "package-not-written",
-                f"{str(target)!r} cannot be written: {error.strerror or error}",
-                hint="choose a folder that is writable and has space left (--out DIR)",
-            ) from error
+            what = f"{str(target)!r} cannot be written: {error.strerror or error}"
+            hint = "choose a folder that is writable and has space left (--out DIR)"
+            raise OdtpackError("package-not-written", what, hint=hint) from error
         raise
 
 
@@ -131,9 +119,9 @@ def finish_update(folder: str | os.PathLike[str]) -> None:
     """Finish a write that a killed process left half made; for commands that write the folder."""
     target = Path(folder).resolve()
     if os.path.lexists(_plan_path(target)):
-        with locked(target):
+        with atomic.locked(target):
             _finish(target)
-    remove_stale(_plan_path(target))
+    atomic.remove_stale(_plan_path(target))
     with suppress(OSError):
         _remove_stale(target.parent, f".{target.name}.")
 
@@ -147,13 +135,10 @@ def check_finished(folder: str | os.PathLike[str]) -> None:
     except ValueError:  # no folder has such a name: whoever reads it says so
         return
     if _unfinished(target):
-        with locked(target):  # who writes it now will be done
+        with atomic.locked(target):  # who writes it now will be done
             if _unfinished(target):
-                raise OdtpackError(
-                    "update-unfinished",
-                    f"A write of {target} was interrupted, and is not finished.",
-                    where=str(_plan_path(target)),
-                )
+                what = f"A write of {target} was interrupted, and is not finished."
+                raise OdtpackError("update-unfinished", what, where=str(_plan_path(target)))
     if target.is_dir() and (odd := sorted(target.glob(f"{_INSIDE}*"))):
         _log.warning("%s is not part of the package that it lies in, and is ignored", odd[0])
 
@@ -193,7 +178,7 @@ def _finish(target: Path) -> None:
         ) from error
     with suppress(OSError):  # without a stage a plan means nothing
         path.unlink()
-        sync_folder(path.parent)
+        atomic.sync_folder(path.parent)
 
 
 def is_stage(name: str) -> bool:
@@ -252,7 +237,7 @@ def _remove_stale(folder: Path, start: str) -> None:
     name = re.compile(re.escape(start) + _STAGE_END)
     for path in folder.iterdir() if folder.is_dir() else ():
         match = name.fullmatch(path.name)
-        if match and not is_running(int(match[1])):
+        if match and not atomic.is_running(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -263,7 +248,7 @@ def _commit(
     for name in names:
         with (stage / name).open("rb") as stream:
             os.fsync(stream.fileno())
-    sync_folder(stage)
+    atomic.sync_folder(stage)
     if not target.exists():
         stage.rename(target)
         _settle(target, [target.parent, *(parent.parent for parent in reversed(made))])
@@ -277,13 +262,13 @@ def _commit(
         if _exchange(stage, target):
             _settle(target, [target.parent])
             return  # the stage is the old folder now, and goes
-    with locked(target):
+    with atomic.locked(target):
         _finish(target)  # what another process began since
         removed = tuple(sorted(set(obsolete) - {*names, last}))
         plan = _Plan(str(target), f"{_INSIDE}-{secrets.token_hex(6)}", last, removed, tuple(names))
         replaces = any(os.path.lexists(target / name) for name in (*names, *removed, last))
         try:
-            write_whole(_plan_path(target), json.dumps(asdict(plan)).encode())
+            atomic.write_whole(_plan_path(target), json.dumps(asdict(plan)).encode())
         except OdtpackError as error:
             if not replaces and stage.parent == target:  # nothing is there that could be lost
                 _carry_out(target, replace(plan, stage=stage.name))
@@ -309,12 +294,10 @@ def _settle(target: Path, folders: Iterable[Path]) -> None:
     """Make what took its place durable."""
     try:
         for folder in folders:
-            sync_folder(folder)
+            atomic.sync_folder(folder)
     except OSError as error:
-        raise OdtpackError(
-            "package-not-written",
-            f"{str(target)!r} was {UNSYNCED}: {error.strerror or error}",
-        ) from error
+        what = f"{str(target)!r} was {atomic.UNSYNCED}: {error.strerror or error}"
+        raise OdtpackError("package-not-written", what) from error
 
 
 def _move_inside(stage: Path, target: Path, name: str) -> None:
@@ -328,7 +311,7 @@ def _move_inside(stage: Path, target: Path, name: str) -> None:
         try:
             inside.mkdir()
             for path in sorted(stage.iterdir()):
-                with path.open("rb") as source, atomic_write(inside / path.name) as stream:
+                with path.open("rb") as source, atomic.atomic_write(inside / path.name) as stream:
                     shutil.copyfileobj(source, stream)
             inside.rename(target / name)
         finally:
@@ -343,19 +326,19 @@ def _carry_out(target: Path, plan: _Plan) -> None:
     if stage.is_symlink():
         raise OSError(errno.ELOOP, "it is a link")
     if plan.stage.startswith(_INSIDE):  # it came from beside the folder
-        sync_folder(target.parent)
-    sync_folder(target)
+        atomic.sync_folder(target.parent)
+    atomic.sync_folder(target)
     if plan.last not in plan.move or os.path.lexists(stage / plan.last):
         (target / plan.last).unlink(missing_ok=True)
-        sync_folder(target)
+        atomic.sync_folder(target)
     for name in plan.remove:
         (target / name).unlink(missing_ok=True)
     for names in ([name for name in plan.move if name != plan.last], [plan.last]):
         for name in names:
             if os.path.lexists(stage / name):
                 (stage / name).replace(target / name)
-        sync_folder(target)
-        sync_folder(stage)
+        atomic.sync_folder(target)
+        atomic.sync_folder(stage)
     shutil.rmtree(stage)
     _settle(target, [target])
 
@@ -386,7 +369,7 @@ def staged_beside(target: Path) -> Iterator[Path]:
     try:
         stage = stage_beside(target)
     except OSError as error:
-        raise not_written(target, error) from error
+        raise atomic.not_written(target, error) from error
     try:
         yield stage
     finally:
@@ -403,8 +386,8 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
     folder, names = target.parent, [path.name for path in others]
 
     def sync() -> None:
-        sync_folder(first.parent)
-        sync_folder(folder)
+        atomic.sync_folder(first.parent)
+        atomic.sync_folder(folder)
 
     away: list[tuple[Path, Path]] = []
     try:
@@ -422,7 +405,7 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
         for old, name in away:
             with suppress(OSError):
                 old.replace(name)
-        raise not_written(target, error) from error
+        raise atomic.not_written(target, error) from error
     try:
         sync()
         for path in others:
@@ -438,5 +421,5 @@ def replace_together(target: Path, first: Path, others: Sequence[Path]) -> list[
     try:
         sync()
     except OSError as error:
-        raise not_synced(target, error) from error
+        raise atomic.not_synced(target, error) from error
     return [folder / name for name in names]

@@ -10,7 +10,7 @@ Source of the format: https://protobuf.dev/programming-guides/encoding/.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -115,6 +115,20 @@ def bytes_field(number: int, pieces: Iterable[Piece]) -> list[Piece]:
     """Return the pieces of a field that holds these pieces one after the other."""
     content = list(pieces)
     return [header(number, size(content)), *content]
+
+
+def replaced(
+    data: memoryview, changes: Mapping[int, Callable[[memoryview], Iterable[Piece]]]
+) -> list[Piece]:
+    """Return the pieces of a message in which fields of some numbers have other contents."""
+    pieces: list[Piece] = []
+    for found in fields(data):
+        change = changes.get(found.number) if found.kind == BYTES else None
+        if change is None:
+            pieces.append(data[found.start : found.end])
+        else:
+            pieces += bytes_field(found.number, change(data[found.body : found.end]))
+    return pieces
 
 
 def size(pieces: Iterable[Piece]) -> int:

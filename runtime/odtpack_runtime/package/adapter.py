@@ -243,12 +243,9 @@ def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def _check_finite(tensors: Tensors, code: str, path: Path) -> None:
     for name, array in tensors.items():
         if not np.isfinite(array).all():
-            raise OdtpackError(
-                code,
-                f"{name!r:.200} holds NaN or infinity, or what is infinite in float32",
-                where=str(path),
-                hint="use an adapter from before its training diverged",
-            )
+            what = f"{name!r:.200} holds NaN or infinity, or what is infinite in float32"
+            hint = "use an adapter from before its training diverged"
+            raise OdtpackError(code, what, where=str(path), hint=hint)
 
 
 # safetensors: the length of a header in 8 bytes, a header in JSON, and the elements.
@@ -352,10 +349,8 @@ def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
 def peft_config(adapter: PeftAdapter) -> str:
     """The text of the configuration; of the tensors only a prompt's shape counts."""
     if adapter.kind not in _TYPES:
-        raise OdtpackError(
-            "peft-without-kind",
-            f"PEFT has no file for {adapter.kind}, which trains parameters that the model has",
-        )
+        what = f"PEFT has no file for {adapter.kind}, which trains parameters that the model has"
+        raise OdtpackError("peft-without-kind", what)
     content: dict[str, Any] = {
         "peft_type": _TYPES[adapter.kind],
         "base_model_name_or_path": None,
@@ -503,9 +498,8 @@ def adapter_of(package: Package) -> AdapterInfo:
     """What a package says of its adapter."""
     info = package.manifest.adapter
     if info is None:
-        raise OdtpackError(
-            "no-adapter", "the package was built without an adapter", where=str(package.path)
-        )
+        what = "the package was built without an adapter"
+        raise OdtpackError("no-adapter", what, where=str(package.path))
     return info
 
 
@@ -522,12 +516,9 @@ def trained_of(package: Package, state: CheckpointState) -> dict[str, np.ndarray
                 f"{found[0]}{list(found[1])}" if found else "not trained"
                 for found in (own.get(name), wanted.get(name))
             )
-            raise OdtpackError(
-                "adapter-mismatch",
-                f"{name!r} is {here} in the state, and {there} in the package",
-                where=str(package.path),
-                hint="use a checkpoint that was trained with this package",
-            )
+            what = f"{name!r} is {here} in the state, and {there} in the package"
+            hint = "use a checkpoint that was trained with this package"
+            raise OdtpackError("adapter-mismatch", what, where=str(package.path), hint=hint)
     return arrays
 
 

@@ -16,13 +16,8 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import not_text, tensors
 from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session import model_file
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
-from odtpack_runtime.session.model_file import (
-    ORT_IDENTIFIER,
-    check_model_file,
-    is_in_ort_format,
-    outside_tensor,
-)
 from odtpack_runtime.session.segments import segment_name
 
 if TYPE_CHECKING:
@@ -69,17 +64,16 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
     """Read a model that holds all that it needs, but for tensors in these files of its folder."""
-    if is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
-        raise OdtpackError(
-            "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
-        )
+    if model_file.is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
+        what = f"{path.name} is not an ONNX model."
+        raise OdtpackError("model-not-readable", what, where=str(path))
     model = read_model(path)
-    check_model_file(path, beside)
+    model_file.check_model_file(path, beside)
     for tensor in tensors(model):
         outside = tensor.external_data or tensor.data_location == tensor.EXTERNAL
         places = {each.value for each in tensor.external_data if each.key == "location"}
         if outside and not (places and places.issubset(beside)):
-            raise outside_tensor(path, tensor.name)
+            raise model_file.outside_tensor(path, tensor.name)
     return model
 
 
@@ -175,11 +169,8 @@ class _Model(Source):
     """A model in ORT format, whose errors are those of a model."""
 
     def fail(self, reason: str) -> NoReturn:
-        raise OdtpackError(
-            "model-not-readable",
-            f"{Path(self.where).name} is not a model in ORT format: {reason}.",
-            where=self.where,
-        )
+        what = f"{Path(self.where).name} is not a model in ORT format: {reason}."
+        raise OdtpackError("model-not-readable", what, where=self.where)
 
 
 def ort_operators(path: Path) -> set[tuple[str, str]]:
@@ -187,7 +178,7 @@ def ort_operators(path: Path) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     with path.open("rb") as stream:
         source = _Model(stream, "model", str(path))
-        model = source.root(ORT_IDENTIFIER).table(_SESSION_MODEL)
+        model = source.root(model_file.ORT_IDENTIFIER).table(_SESSION_MODEL)
         graph = None if model is None else model.table(_MODEL_GRAPH)
         if graph is None:
             source.fail("it has no graph")
@@ -219,7 +210,7 @@ def _produced(optimizations: Table | None) -> Iterator[tuple[str, str]]:
 
 def _check_inside(tensor: Table, path: Path) -> None:
     if tensor.integer(_EXTERNAL, "q", default=-1) != -1:
-        raise outside_tensor(path, tensor.string(_TENSOR_NAME))
+        raise model_file.outside_tensor(path, tensor.string(_TENSOR_NAME))
 
 
 # The models of a package's segments, read as the one model that they make up.
@@ -295,11 +286,7 @@ class SegmentModels:
         return (part for part in self._parts if training or not part[2])
 
     def _take(
-        self,
-        inputs: list[Tensor],
-        names: Mapping[str, str],
-        where: Path,
-        taken: dict[str, Tensor],
+        self, inputs: list[Tensor], names: Mapping[str, str], where: Path, taken: dict[str, Tensor]
     ) -> None:
         """Note what a model reads besides weights, which are checked."""
         for name, dtype, dims in _renamed(inputs, names):

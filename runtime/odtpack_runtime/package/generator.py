@@ -190,25 +190,19 @@ class Generator:
         array: Array = np.asarray(tokens)
         whole = array.ndim == 1 and array.size and array.dtype.kind in "iu"
         if not whole or array.min() < 0 or array.max() > np.iinfo(np.int64).max:
-            raise OdtpackError(
-                "bad-prompt",
-                "A prompt is a sequence of one token or more, as whole numbers from 0 on.",
-            )
+            what = "A prompt is a sequence of one token or more, as whole numbers from 0 on."
+            raise OdtpackError("bad-prompt", what)
         # Some kernels take a token beyond the vocabulary for a vector of zeros.
         if isinstance(self._words, int) and array.max() >= self._words:
-            raise OdtpackError(
-                "bad-prompt",
-                f"The token {array.max()} is not below the {self._words} of the vocabulary.",
-            )
+            what = f"The token {array.max()} is not below the {self._words} of the vocabulary."
+            raise OdtpackError("bad-prompt", what)
         return array.astype(np.int64)
 
     def _known(self, name: str) -> Callable[[], Mapping[str, Array]]:
         if name not in self._adapters:
-            raise UnknownNameError(
-                "unknown-adapter",
-                f"There is no adapter {name!r:.80}.",
-                hint=f"those that were added: {', '.join(sorted(self._adapters)) or 'none'}",
-            )
+            what = f"There is no adapter {name!r:.80}."
+            hint = f"those that were added: {', '.join(sorted(self._adapters)) or 'none'}"
+            raise UnknownNameError("unknown-adapter", what, hint=hint)
         return self._adapters[name]
 
 
@@ -220,11 +214,9 @@ def _follow(
         for part in run.read(tokens):
             last = part[-1]
         if not np.isfinite(last.max()):
-            raise OdtpackError(
-                "run-failed",
-                f"The decoder's logits after {run.count} tokens are not finite.",
-                hint="use an adapter from before its training diverged",
-            )
+            what = f"The decoder's logits after {run.count} tokens are not finite."
+            hint = "use an adapter from before its training diverged"
+            raise OdtpackError("run-failed", what, hint=hint)
         token = draw(last)
         if token in stop:
             return
@@ -262,11 +254,9 @@ class _Run:
                     decoder._outputs, self._feeds
                 )
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise OdtpackError(
-                    "run-failed",
-                    f"The decoder failed after {self.count} tokens: {first_line(error)}",
-                    hint="if its context ends there, pass a shorter prompt or smaller max_tokens",
-                ) from error
+                what = f"The decoder failed after {self.count} tokens: {first_line(error)}"
+                hint = "if its context ends there, pass a shorter prompt or smaller max_tokens"
+                raise OdtpackError("run-failed", what, hint=hint) from error
             self._feeds.update(zip(self._states, states, strict=True))
             self.count = end
             yield logits.numpy()[0].astype(np.float32, copy=False)

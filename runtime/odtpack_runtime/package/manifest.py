@@ -391,9 +391,8 @@ class Manifest(Part):
             if len(problem) > _MOST_CHARACTERS:  # a hostile key may be of any length
                 half = _MOST_CHARACTERS // 2
                 problem = f"{problem[:half]} ... {problem[-half:]}"
-            raise OdtpackError(
-                "manifest-invalid", f"The manifest is not valid: {problem}.", where=where
-            ) from error
+            what = f"The manifest is not valid: {problem}."
+            raise OdtpackError("manifest-invalid", what, where=where) from error
 
 
 # Comparisons of a file with its manifest entry.

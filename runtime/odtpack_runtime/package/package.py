@@ -47,11 +47,8 @@ def signature_path(manifest: Path) -> Path:
 def read_manifest(path: Path) -> bytes:
     """Read the bytes of a manifest, as many as one may have."""
     if path.is_symlink():
-        raise OdtpackError(
-            "package-path",
-            f"The manifest {path.name} is a link, which may point outside the package.",
-            where=str(path),
-        )
+        what = f"The manifest {path.name} is a link, which may point outside the package."
+        raise OdtpackError("package-path", what, where=str(path))
     try:
         if not path.is_file():  # opening a pipe would wait for somebody to write
             raise FileNotFoundError(errno.ENOENT, "there is no such file")
@@ -62,12 +59,8 @@ def read_manifest(path: Path) -> bytes:
     except OSError as error:
         raise unreadable("package-not-found", path, error, "check its permissions") from error
     if len(data) > MAX_MANIFEST_BYTES:
-        raise OdtpackError(
-            "manifest-invalid",
-            f"The manifest has more than {MAX_MANIFEST_BYTES} bytes.",
-            where=str(path),
-            hint=_TAMPERED,
-        )
+        what = f"The manifest has more than {MAX_MANIFEST_BYTES} bytes."
+        raise OdtpackError("manifest-invalid", what, where=str(path), hint=_TAMPERED)
     return data
 
 
@@ -113,11 +106,8 @@ def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None
             if other == file.path:
                 problem = "it needs for something else"
         if problem is not None:
-            raise OdtpackError(
-                "package-path",
-                f"The manifest names the file {file.path!r}, which {problem}.",
-                where=str(root),
-            )
+            what = f"The manifest names the file {file.path!r}, which {problem}."
+            raise OdtpackError("package-path", what, where=str(root))
         taken[folded_path(file.path)] = file.path
 
 
@@ -156,9 +146,8 @@ def check_file(root: Path, entry: PackageFile) -> Path:
             where=str(root),
         )
     if not path.is_file():
-        raise OdtpackError(
-            "package-incomplete", f"The package lacks its file '{entry.path}'.", where=str(root)
-        )
+        what = f"The package lacks its file '{entry.path}'."
+        raise OdtpackError("package-incomplete", what, where=str(root))
     try:
         size = path.stat().st_size
         if size == entry.size_bytes and file_sha256(path) == entry.sha256:
@@ -179,22 +168,15 @@ def check_file(root: Path, entry: PackageFile) -> Path:
 
 def changed_meanwhile(root: Path) -> OdtpackError:
     """Return the error for a package whose manifest is no longer the one that was checked."""
-    return OdtpackError(
-        "package-changed",
-        "The package was changed while it was read.",
-        where=str(root),
-        hint="try again when nothing writes to it",
-    )
+    what = "The package was changed while it was read."
+    hint = "try again when nothing writes to it"
+    return OdtpackError("package-changed", what, where=str(root), hint=hint)
 
 
 def unreadable_file(root: Path, name: str, error: OSError) -> OdtpackError:
     """Return the error for a file of a package that the system does not let one read."""
-    return OdtpackError(
-        "package-incomplete",
-        f"'{name}' cannot be read: {error.strerror or error}.",
-        where=str(root),
-        hint="check its permissions",
-    )
+    what = f"'{name}' cannot be read: {error.strerror or error}."
+    return OdtpackError("package-incomplete", what, where=str(root), hint="check its permissions")
 
 
 def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> None:
@@ -208,11 +190,8 @@ def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> No
         if path not in listed or not entry.is_file(follow_symlinks=False):
             why = "is a link" if entry.is_symlink() else "is no ordinary file"
             why = why if path in listed else "its manifest does not list"
-            raise OdtpackError(
-                "package-unlisted",
-                f"The package holds {path!r}, which {why}.",
-                where=str(root),
-            )
+            what = f"The package holds {path!r}, which {why}."
+            raise OdtpackError("package-unlisted", what, where=str(root))
 
 
 def _entries(root: Path, start: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -446,13 +425,10 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
         if path.name.endswith(MANIFEST_NAME):
             return path
         is_model = path.suffix == ".onnx"
+        what = f"{path.name} is a {'model' if is_model else 'file'}, not a package folder."
+        hint = f"odtpack build {shlex.quote(str(path))} --out package --loss cross_entropy"
         raise OdtpackError(
-            "package-not-found",
-            f"{path.name} is a {'model' if is_model else 'file'}, not a package folder.",
-            where=str(path),
-            hint=f"odtpack build {shlex.quote(str(path))} --out package --loss cross_entropy"
-            if is_model
-            else None,
+            "package-not-found", what, where=str(path), hint=hint if is_model else None
         )
     candidates = [path / MANIFEST_NAME]
     if not candidates[0].is_file():
@@ -469,10 +445,7 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
             else None,
         )
     if len(candidates) > 1:
-        raise OdtpackError(
-            "package-ambiguous",
-            f"{path} holds several packages: {', '.join(file.name for file in candidates)}.",
-            where=str(path),
-            hint=f"pass one of them, for example {candidates[0]}",
-        )
+        what = f"{path} holds several packages: {', '.join(file.name for file in candidates)}."
+        hint = f"pass one of them, for example {candidates[0]}"
+        raise OdtpackError("package-ambiguous", what, where=str(path), hint=hint)
     return candidates[0]

@@ -47,6 +47,7 @@ from odtpack_runtime.files.protobuf_wire import (
     messages,
     name_of,
     number_field,
+    replaced,
 )
 from odtpack_runtime.session.mapped_weights import give_back_freed_memory
 from odtpack_runtime.session.session import open_session
@@ -64,10 +65,7 @@ _FLOATING: Final = (1, 10)  # codes of float32 and float16
 
 
 def open_decoder(
-    decoder: Path,
-    options: onnxruntime.SessionOptions,
-    beside: Collection[str],
-    package_sha256: str,
+    decoder: Path, options: onnxruntime.SessionOptions, beside: Collection[str], package_sha256: str
 ) -> onnxruntime.InferenceSession:
     """Open a decoder, from packed weights where the options name a folder for them."""
     # `beside`: files of its folder that its tensors may lie in.
@@ -90,11 +88,8 @@ def open_decoder(
             _write(decoder, options, beside, target)
             return open_session(target / _MODEL, options, beside=(_WEIGHTS,))
     except OSError as error:
-        raise OdtpackError(
-            "packed-not-written",
-            f"Packed weights cannot be kept in {folder}: {error.strerror}.",
-            where=str(folder),
-        ) from error
+        what = f"Packed weights cannot be kept in {folder}: {error.strerror}."
+        raise OdtpackError("packed-not-written", what, where=str(folder)) from error
 
 
 def _sizes(folder: Path) -> bytes:
@@ -191,19 +186,13 @@ def _pack(stage: Path, options: onnxruntime.SessionOptions) -> None:
                         entries[name] = _moved(tensor, source, weights)
     for name in (_PART, f"{_PACKED}.onnx", f"{_PACKED}.weights"):
         (stage / name).unlink(missing_ok=True)
-    pieces: list[Piece] = []
-    for found in fields(graph):
-        body = graph[found.body : found.end]
-        if found.number == INITIALIZERS and (more := entries.get(tensor_name(body))):
-            pieces += bytes_field(INITIALIZERS, [body, *more])
-        else:
-            pieces.append(graph[found.start : found.end])
+
+    def completed(tensor: memoryview) -> list[Piece]:
+        return [tensor, *entries.get(tensor_name(tensor), ())]
+
+    whole = replaced(data, {MODEL_GRAPH: lambda body: replaced(body, {INITIALIZERS: completed})})
     with (stage / _MODEL).open("wb") as stream:
-        for found in fields(data):
-            if found.number == MODEL_GRAPH:
-                stream.writelines(bytes_field(MODEL_GRAPH, pieces))
-            else:
-                stream.write(data[found.start : found.end])
+        stream.writelines(whole)
 
 
 def _parts(graph: memoryview, tensors: Mapping[str, memoryview]) -> Iterator[list[Node]]:

@@ -69,9 +69,8 @@ def read_key_file(path: Path) -> bytes:
         with path.open("rb") as stream:
             data = stream.read(_MOST_KEY_BYTES + 1)
     except OSError as error:
-        raise OdtpackError(
-            "key-not-readable", f"The key {path} cannot be read: {error.strerror or error}."
-        ) from error
+        what = f"The key {path} cannot be read: {error.strerror or error}."
+        raise OdtpackError("key-not-readable", what) from error
     if len(data) > _MOST_KEY_BYTES:
         raise key_error(path, "PEM", f"it has more than {_MOST_KEY_BYTES} bytes")
     return data
@@ -85,9 +84,8 @@ def key_error(path: Path, kind: str, reason: str) -> OdtpackError:
 
 def cryptography_missing() -> OdtpackError:
     """Return the error for a system without the library that signs and checks."""
-    return OdtpackError(
-        "cryptography-missing", "Signatures need the package cryptography, which is not installed."
-    )
+    what = "Signatures need the package cryptography, which is not installed."
+    return OdtpackError("cryptography-missing", what)
 
 
 # What a package from somebody else may ask of a device before anything of it is loaded.
@@ -196,11 +194,8 @@ def check_release(manifest: Manifest, minimum: int, where: str) -> None:
     """Refuse a package that is older than it may be."""
     if manifest.release is None or manifest.release < minimum:
         found = "has no release number" if manifest.release is None else f"is {manifest.release}"
-        raise OdtpackError(
-            "package-downgrade",
-            f"The package's release must be {minimum} or later, and it {found}.",
-            where=where,
-        )
+        what = f"The package's release must be {minimum} or later, and it {found}."
+        raise OdtpackError("package-downgrade", what, where=where)
 
 
 def check_signed(
@@ -214,23 +209,17 @@ def check_signed(
     if not os.path.lexists(path):
         if public_key is None and not required:
             return None
-        raise OdtpackError(
-            "not-signed",
-            f"The package has no signature: there is no {path.name}.",
-            where=str(manifest.parent),
-            hint=f"odtpack sign {quote(str(manifest.parent))} --key key.pem",
-        )
+        what = f"The package has no signature: there is no {path.name}."
+        hint = f"odtpack sign {quote(str(manifest.parent))} --key key.pem"
+        raise OdtpackError("not-signed", what, where=str(manifest.parent), hint=hint)
     signature = b""
     if path.is_file() and not path.is_symlink():
         with path.open("rb") as stream:
             signature = stream.read(SIGNATURE_BYTES + 1)
     if len(signature) != SIGNATURE_BYTES:
-        raise OdtpackError(
-            "signature-wrong",
-            f"{path.name} is not a signature: it must be a file of {SIGNATURE_BYTES} bytes.",
-            where=str(path),
-            hint=f"odtpack sign {quote(str(manifest.parent))} --key key.pem",
-        )
+        what = f"{path.name} is not a signature: it must be a file of {SIGNATURE_BYTES} bytes."
+        hint = f"odtpack sign {quote(str(manifest.parent))} --key key.pem"
+        raise OdtpackError("signature-wrong", what, where=str(path), hint=hint)
     if public_key is None:
         return None
     return check_signature(data, signature, public_key, str(path))

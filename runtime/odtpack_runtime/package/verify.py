@@ -33,8 +33,9 @@ from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.inference_model import Template, check_size
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
+from odtpack_runtime.files.protobuf_wire import MalformedError, Piece, fields, replaced
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package import trust
 from odtpack_runtime.package.checks import (
     SegmentModels,
     Tensor,
@@ -59,13 +60,6 @@ from odtpack_runtime.package.package import (
 )
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import NO_SIZES, made_up_batch, search_batch, self_check
-from odtpack_runtime.package.trust import (
-    KeyFiles,
-    Limits,
-    check_operators,
-    check_release,
-    check_signed,
-)
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -107,24 +101,18 @@ def write_inference_model(
         )
     for name in wanted:
         if name not in info.outputs:
-            raise UnknownNameError(
-                "unknown-output",
-                f"The inference template computes no value '{name}'.",
-                where=file.path,
-                hint=f"its outputs are {', '.join(info.outputs)}",
-            )
+            what = f"The inference template computes no value '{name}'."
+            hint = f"its outputs are {', '.join(info.outputs)}"
+            raise UnknownNameError("unknown-output", what, where=file.path, hint=hint)
     path = package.path / file.path
     pieces: list[Piece] = [path.read_bytes()]
     if set(wanted) != set(info.outputs):
         try:
             pieces = with_outputs(memoryview(pieces[0]), wanted)
         except MalformedError as error:  # its hash was right: it was not written by odtpack
-            raise OdtpackError(
-                "model-not-loadable",
-                f"{path} is not a readable ONNX model: {error}.",
-                where=str(path),
-                hint="build the package again",
-            ) from error
+            what = f"{path} is not a readable ONNX model: {error}."
+            hint = "build the package again"
+            raise OdtpackError("model-not-loadable", what, where=str(path), hint=hint) from error
     pieces += Template(path, package.manifest).fragments(parameters)
     check_size(pieces)
     with atomic_write(destination) as stream:
@@ -133,19 +121,15 @@ def write_inference_model(
 
 def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
     """Return the pieces of a model without the outputs of its graph that are not named."""
-    pieces: list[Piece] = []
-    for found in fields(model):
-        if found.number != wire.MODEL_GRAPH or found.kind != BYTES:
-            pieces.append(model[found.start : found.end])
-            continue
-        graph = model[found.body : found.end]
-        kept: list[Piece] = [
+
+    def kept(graph: memoryview) -> list[Piece]:
+        return [
             graph[part.start : part.end]
             for part in fields(graph)
             if part.number != wire.OUTPUTS or wire.value_name(graph[part.body : part.end]) in names
         ]
-        pieces += bytes_field(wire.MODEL_GRAPH, kept)
-    return pieces
+
+    return replaced(model, {wire.MODEL_GRAPH: kept})
 
 
 def check_models(package: Package) -> None:
@@ -519,10 +503,10 @@ class Verification:
 def verify_package(
     path: str | os.PathLike[str],
     *,
-    public_key: KeyFiles | None = None,
+    public_key: trust.KeyFiles | None = None,
     require_signature: bool = False,
     minimum_release: int | None = None,
-    limits: Limits | None = None,
+    limits: trust.Limits | None = None,
 ) -> Verification:
     """Verify a package.
 
@@ -552,11 +536,11 @@ def verify_package(
     """
     manifest_path = find_manifest(path)
     data = read_manifest(manifest_path)
-    key = check_signed(manifest_path, data, public_key, require_signature)
+    key = trust.check_signed(manifest_path, data, public_key, require_signature)
     root = manifest_path.parent.resolve()
     manifest = Manifest.from_json(data, str(manifest_path))
     if minimum_release is not None:
-        check_release(manifest, minimum_release, str(root))
+        trust.check_release(manifest, minimum_release, str(root))
     if limits is not None:
         limits.check(manifest, str(root))
     check_paths(root, manifest.files.all(), manifest_path.name)
@@ -565,7 +549,7 @@ def verify_package(
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
         raise changed_meanwhile(package.path)
     if limits is not None:
-        check_operators(package, limits.domains)
+        trust.check_operators(package, limits.domains)
     check_models(package)
     check_checkpoints(package)
     files = package.manifest.files.all()
@@ -589,7 +573,7 @@ def _checked(
     manifest: Manifest,
     key: Path | None,
     minimum_release: int | None,
-    limits: Limits | None,
+    limits: trust.Limits | None,
     no_steps: bool,
 ) -> list[str]:
     """What was checked, a phrase each."""

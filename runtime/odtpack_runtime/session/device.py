@@ -114,11 +114,9 @@ class Device:
         else:
             session = onnxruntime.InferenceSession(model, options, providers=names)
         if self.provider not in session.get_providers():
-            raise OdtpackError(
-                "unsupported-device",
-                f"ONNX Runtime did not take {self.provider} for this model.",
-                hint="its log says why: a driver or a library may be missing",
-            )
+            what = f"ONNX Runtime did not take {self.provider} for this model."
+            hint = "its log says why: a driver or a library may be missing"
+            raise OdtpackError("unsupported-device", what, hint=hint)
         return session
 
     def bind_input(

@@ -43,11 +43,7 @@ class ModelMetadata:
         steps = _whole_number(metadata, "odtpack.accumulation_steps", where)
         if steps is not None and steps < 1:
             raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
-        return cls(
-            labels,
-            1 if steps is None else steps,
-            _memory_order(metadata, trainable, where),
-        )
+        return cls(labels, 1 if steps is None else steps, _memory_order(metadata, trainable, where))
 
 
 def _whole_number(metadata: dict[str, str], key: str, where: str) -> int | None:
@@ -149,11 +145,8 @@ class TensorSpec:
         """Return the specification of a session's input or output."""
         dtype = _DTYPES.get(node.type)
         if dtype is None:
-            raise OdtpackError(
-                "unsupported-type",
-                f"'{node.name}' is a {node.type}, which numpy cannot hold.",
-                where=where,
-            )
+            what = f"'{node.name}' is a {node.type}, which numpy cannot hold."
+            raise OdtpackError("unsupported-type", what, where=where)
         return cls(node.name, dtype, tuple(node.shape))
 
     def __str__(self) -> str:
@@ -181,21 +174,15 @@ def check_tensors(
     sizes: dict[str, tuple[int, str]] = {}
     for spec, (dtype, shape) in zip(specs, tensors, strict=True):
         if dtype != spec.dtype:
-            raise OdtpackError(
-                "input-type",
-                f"Input '{spec.name}' must be {spec}, and it has elements of {dtype}.",
-                hint=f"convert it with .astype('{spec.dtype}')",
-            )
+            what = f"Input '{spec.name}' must be {spec}, and it has elements of {dtype}."
+            raise OdtpackError("input-type", what, hint=f"convert it with .astype('{spec.dtype}')")
         if not spec.fits(dtype, shape):
-            raise OdtpackError(
-                "input-shape",
-                f"Input '{spec.name}' must be {spec}, and its shape is {list(shape)}.",
-            )
+            what = f"Input '{spec.name}' must be {spec}, and its shape is {list(shape)}."
+            raise OdtpackError("input-shape", what)
         for dim, size in zip(spec.shape, shape, strict=bool(spec.shape)):
             if size == 0 and dim != 0:
-                raise OdtpackError(
-                    "empty-batch", f"Input '{spec.name}' is empty: its shape is {list(shape)}."
-                )
+                what = f"Input '{spec.name}' is empty: its shape is {list(shape)}."
+                raise OdtpackError("empty-batch", what)
             if isinstance(dim, str):
                 known, owner = sizes.setdefault(dim, (size, spec.name))
                 if size != known:

@@ -180,6 +180,5 @@ class MappedWeights:
 
 def segments_invalid(problem: str, where: str) -> OdtpackError:
     """Return the error for segments that contradict themselves or their files."""
-    return OdtpackError(
-        "segments-invalid", f"The package's segments are not valid: {problem}.", where=where
-    )
+    what = f"The package's segments are not valid: {problem}."
+    return OdtpackError("segments-invalid", what, where=where)

@@ -77,9 +77,8 @@ def check_model_file(path: Path, beside: Collection[str] = ()) -> None:
     try:
         _check(memoryview(data), path, frozenset(name.encode() for name in beside))
     except MalformedError as error:
-        raise OdtpackError(
-            "model-not-loadable", f"{path} is not an ONNX model: {error}.", where=str(path)
-        ) from error
+        what = f"{path} is not an ONNX model: {error}."
+        raise OdtpackError("model-not-loadable", what, where=str(path)) from error
 
 
 def _check(data: memoryview, path: Path, beside: Collection[bytes]) -> None:

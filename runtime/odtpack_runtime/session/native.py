@@ -91,9 +91,7 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
 
 
 def choose_kernels(
-    options: onnxruntime.SessionOptions,
-    library: str | None,
-    manifest: dict[str, Any] | None = None,
+    options: onnxruntime.SessionOptions, library: str | None, manifest: dict[str, Any] | None = None
 ) -> None:
     """Let sessions run the kernels of a library, or none, whatever the environment says."""
     # `manifest`: of the package whose models they run. Without one they have the kernels that the
@@ -104,11 +102,8 @@ def choose_kernels(
             say_counts(options, manifest)
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise OdtpackError(
-            "no-native-kernels",
-            f"The library of native kernels cannot be registered: {str(error).splitlines()[0]}",
-            where=library,
-        ) from error
+        what = f"The library of native kernels cannot be registered: {str(error).splitlines()[0]}"
+        raise OdtpackError("no-native-kernels", what, where=library) from error
 
 
 def _may_use(model: Path) -> bool:

@@ -92,9 +92,8 @@ def session_of(manifest: dict[str, Any] | None, model: Path) -> SessionInfo:
     try:
         return SessionInfo.read(manifest["session"], ("session",))
     except InvalidRecordError as error:
-        raise OdtpackError(
-            "manifest-invalid", f"The manifest is not valid: {error}.", where=str(model.parent)
-        ) from error
+        what = f"The manifest is not valid: {error}."
+        raise OdtpackError("manifest-invalid", what, where=str(model.parent)) from error
 
 
 def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntime.SessionOptions:

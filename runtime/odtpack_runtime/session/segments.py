@@ -26,12 +26,7 @@ from odtpack_runtime.session.graph_signature import (
 )
 from odtpack_runtime.session.mapped_weights import ActivationFile, MappedWeights, segments_invalid
 from odtpack_runtime.session.options import manifest_beside
-from odtpack_runtime.session.session import (
-    UserInputs,
-    bind_here,
-    open_session,
-    run_failed,
-)
+from odtpack_runtime.session.session import UserInputs, bind_here, open_session, run_failed
 
 # The models of a network in segments: their sessions, and what inputs and outputs are called.
 

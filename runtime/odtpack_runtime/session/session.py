@@ -52,12 +52,9 @@ def open_session(
     try:
         str(file).encode()
     except UnicodeEncodeError as error:
-        raise OdtpackError(
-            "model-not-readable",
-            f"The path {str(file)!r} is not UTF-8 text, and ONNX Runtime opens no other.",
-            where=str(file),
-            hint="move the package to a folder with another name",
-        ) from error
+        what = f"The path {str(file)!r} is not UTF-8 text, and ONNX Runtime opens no other."
+        hint = "move the package to a folder with another name"
+        raise OdtpackError("model-not-readable", what, where=str(file), hint=hint) from error
     check_model_file(file, beside)
     if device is None:
         register_kernels(options, file)
@@ -77,12 +74,9 @@ def open_session(
                 break
     assert problem is not None  # noqa: S101 - the loop returns, or it has one
     if number := re.search(r"system error number (\d+)$", str(problem)):
-        raise OdtpackError(
-            "model-not-readable",
-            f"{file} cannot be read: {os.strerror(int(number[1]))}.",
-            where=str(file),
-            hint="check its permissions, and the disk",
-        ) from problem
+        what = f"{file} cannot be read: {os.strerror(int(number[1]))}."
+        hint = "check its permissions, and the disk"
+        raise OdtpackError("model-not-readable", what, where=str(file), hint=hint) from problem
     raise OdtpackError(
         "model-not-loadable",
         f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(problem)}",
@@ -204,20 +198,17 @@ class UserInputs:
         """Return views of OrtValues' own memory."""
         for spec, value in zip(self.inputs, values, strict=True):
             if value.device_name() != "cpu" or not value.is_tensor():
-                raise OdtpackError(
-                    "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
-                )
+                what = f"Input '{spec.name}' must be a tensor in the CPU's memory."
+                raise OdtpackError("input-type", what)
         return [value.numpy() for value in values]
 
 
 def _check_tokens(name: str, tokens: Array) -> None:
     """Check that numbers of tokens are not negative."""
     if (least := tokens.min(initial=0)) < 0:
-        raise OdtpackError(
-            "bad-prompt",
-            f"Input '{name}' holds {least}, and tokens are numbered from 0.",
-            hint="pass the numbers that the tokenizer gives: -100 is for labels only",
-        )
+        what = f"Input '{name}' holds {least}, and tokens are numbered from 0."
+        hint = "pass the numbers that the tokenizer gives: -100 is for labels only"
+        raise OdtpackError("bad-prompt", what, hint=hint)
 
 
 class BoundGraph(UserInputs):
@@ -327,9 +318,8 @@ def _array(spec: TensorSpec, value: object) -> Array:
         try:
             array = np.asarray(value)
         except ValueError as error:
-            raise OdtpackError(
-                "input-shape", f"Input '{spec.name}' is not a regular array: {error}."
-            ) from error
+            what = f"Input '{spec.name}' is not a regular array: {error}."
+            raise OdtpackError("input-shape", what) from error
         # A list has no type of its own: integers may become floats, not the reverse.
         if spec.dtype != object and np.can_cast(array.dtype, spec.dtype, "same_kind"):
             array = array.astype(spec.dtype)
@@ -343,11 +333,9 @@ def _array(spec: TensorSpec, value: object) -> Array:
 def run_failed(error: Exception) -> OdtpackError:
     """Return the error for a run that ONNX Runtime broke off."""
     if "requires f16" in str(error):
-        return OdtpackError(
-            "unsupported-device",
-            f"The device does not compute in float16: {first_line(error)}",
-            hint="train on the processor, or build the package without --precision mixed",
-        )
+        what = f"The device does not compute in float16: {first_line(error)}"
+        hint = "train on the processor, or build the package without --precision mixed"
+        return OdtpackError("unsupported-device", what, hint=hint)
     text = first_line(error)
     if found := re.search(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]", text):
         text = (
@@ -355,11 +343,8 @@ def run_failed(error: Exception) -> OdtpackError:
             "model a token is beyond the vocabulary, or a sequence longer than the positions. "
             f"({text})"
         )
-    return OdtpackError(
-        "run-failed",
-        f"ONNX Runtime failed in the middle of a step: {text}",
-        hint="nothing was changed by it",
-    )
+    what = f"ONNX Runtime failed in the middle of a step: {text}"
+    return OdtpackError("run-failed", what, hint="nothing was changed by it")
 
 
 def owned_ortvalue(array: Array) -> onnxruntime.OrtValue:

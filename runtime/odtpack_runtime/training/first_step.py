@@ -15,7 +15,7 @@ import onnxruntime
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.export import onnx_wire as wire
-from odtpack_runtime.files.protobuf_wire import Piece, bytes_field, fields, messages
+from odtpack_runtime.files.protobuf_wire import Piece, bytes_field, messages, replaced
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import (
     LOSS_SCALE_NAMES,
@@ -109,9 +109,8 @@ def _compare_step(
             by = f"by {off:.2g} where the largest element is {_largest(right):.2g}"
             if device is None:
                 what = f"Native kernels compute {name!r:.80} differently from their bodies, {by}."
-                raise OdtpackError(
-                    "self-check-failed", what, where=str(path), hint=f"{VARIABLE}=0 turns them off"
-                )
+                hint = f"{VARIABLE}=0 turns them off"
+                raise OdtpackError("self-check-failed", what, where=str(path), hint=hint)
             raise OdtpackError(
                 "device-wrong",
                 f"{device.name} computes {name!r:.80} differently from the processor, {by}"
@@ -202,21 +201,14 @@ def _first_wrong(device: Device, path: Path, feeds: Mapping[str, Array]) -> str:
 
 def _with_all_outputs(path: Path) -> tuple[bytes, list[wire.Node]]:
     """A model that returns all that its nodes compute, and its nodes."""
-    data = memoryview(path.read_bytes())
-    pieces: list[Piece] = []
     nodes: list[wire.Node] = []
-    for found in fields(data):
-        if found.number != wire.MODEL_GRAPH:
-            pieces.append(data[found.start : found.end])
-            continue
-        graph = data[found.body : found.end]
-        nodes = [wire.Node.read(each) for each in messages(graph, wire.NODES)]
+
+    def widened(graph: memoryview) -> list[Piece]:
+        nodes[:] = [wire.Node.read(each) for each in messages(graph, wire.NODES)]
         known = {wire.value_name(each) for each in messages(graph, wire.OUTPUTS)}
         new = [n for node in nodes for n in node.outputs if n and n not in known]
-        outputs = [
-            piece
-            for name in new
-            for piece in bytes_field(wire.OUTPUTS, bytes_field(1, [name.encode()]))
-        ]
-        pieces += bytes_field(wire.MODEL_GRAPH, [graph, *outputs])
+        values = (bytes_field(wire.OUTPUTS, bytes_field(1, [name.encode()])) for name in new)
+        return [graph, *(piece for value in values for piece in value)]
+
+    pieces = replaced(memoryview(path.read_bytes()), {wire.MODEL_GRAPH: widened})
     return b"".join(pieces), nodes

@@ -110,21 +110,17 @@ def _arrays(
         member = members.get(f"{spec.name}.npy")
         if member is None:
             names = sorted(name.removesuffix(".npy") for name in members)
-            raise OdtpackError(
-                "data-missing",
-                f"The data have no array '{spec.name}', which the model takes as {spec}.",
-                hint=f"the file holds {', '.join(names) or 'nothing'}",
-            )
+            what = f"The data have no array '{spec.name}', which the model takes as {spec}."
+            hint = f"the file holds {', '.join(names) or 'nothing'}"
+            raise OdtpackError("data-missing", what, hint=hint)
         if member.flag_bits & 1:
             raise ValueError(f"'{spec.name}' is encrypted")
         wanted[spec.name] = member
     mask = members.get(f"{_MASK}.npy") if inputs and _MASK not in wanted else None
     total = sum(info.file_size for info in (*wanted.values(), *filter(None, [mask])))
     if total > max_bytes:
-        raise OdtpackError(
-            "data-too-large",
-            f"The data have {total} bytes uncompressed, and {max_bytes} are allowed.",
-        )
+        what = f"The data have {total} bytes uncompressed, and {max_bytes} are allowed."
+        raise OdtpackError("data-too-large", what)
     check_axes(inputs)
     if mask is not None:
         _check_mask(archive, mask)
@@ -192,11 +188,9 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int) -> None:
     shape, dtype, header = _read_header(stream)
     same = dtype.kind == "U" if spec.dtype == object else dtype == spec.dtype
     if not same:
-        raise OdtpackError(
-            "data-type",
-            f"Array '{spec.name}' has elements of {dtype}, and the model takes {spec}.",
-            hint=f"convert it with .astype('{'str' if spec.dtype == object else spec.dtype}')",
-        )
+        what = f"Array '{spec.name}' has elements of {dtype}, and the model takes {spec}."
+        hint = f"convert it with .astype('{'str' if spec.dtype == object else spec.dtype}')"
+        raise OdtpackError("data-type", what, hint=hint)
     # The first axis counts samples, and may have any size.
     free = TensorSpec(spec.name, dtype, (None, *spec.shape[1:]) if spec.shape else ())
     if not shape or not free.fits(dtype, shape):
@@ -218,10 +212,7 @@ def _check_size(
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Return shape, dtype and size in bytes of an ``.npy`` header."""
     version = npy_format.read_magic(stream)
-    readers = {
-        (1, 0): npy_format.read_array_header_1_0,
-        (2, 0): npy_format.read_array_header_2_0,
-    }
+    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"it holds an array of format version {version}")
     shape, _, dtype = readers[version](stream)
@@ -248,10 +239,8 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec]) -> None:
         if count == 0:
             raise OdtpackError("data-empty", f"Array '{name}' has no samples.")
         if count != counts[first]:
-            raise OdtpackError(
-                "data-length",
-                f"Array '{name}' has {count} samples, and '{first}' has {counts[first]}.",
-            )
+            what = f"Array '{name}' has {count} samples, and '{first}' has {counts[first]}."
+            raise OdtpackError("data-length", what)
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
         shape = arrays[spec.name].shape
@@ -259,11 +248,9 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec]) -> None:
             if isinstance(dim, str):
                 known, owner = sizes.setdefault(dim, (size, spec.name))
                 if size != known:
-                    raise OdtpackError(
-                        "data-shape",
-                        f"'{dim}' is {known} in array '{owner}' and {size} in '{spec.name}'.",
-                        hint=f"give both arrays the same '{dim}'",
-                    )
+                    what = f"'{dim}' is {known} in array '{owner}' and {size} in '{spec.name}'."
+                    hint = f"give both arrays the same '{dim}'"
+                    raise OdtpackError("data-shape", what, hint=hint)
 
 
 # The training loop: one optimizer step, and an evaluation, over batches.
@@ -329,11 +316,9 @@ def train_step(
         if optimizer.privacy is None:
             own = [loss_of(module(*batch))]
         elif index:
-            raise OdtpackError(
-                "private-batch",
-                "A private step takes one batch: it clips and adds noise to the whole batch.",
-                hint="give the samples as one batch; they are computed one by one anyway",
-            )
+            what = "A private step takes one batch: it clips and adds noise to the whole batch."
+            hint = "give the samples as one batch; they are computed one by one anyway"
+            raise OdtpackError("private-batch", what, hint=hint)
         else:
             own = private_gradient(module, batch, optimizer.privacy, expected, noise)
         if own:

@@ -65,11 +65,9 @@ class LRScheduler:
             content = None
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
         if type(rate) is not float or not 0 <= rate < math.inf:
-            raise OdtpackError(
-                "bad-schedule",
-                f"The state's property {SCHEDULE_PROPERTY} is not a schedule.",
-                hint="make an LRScheduler with a schedule of your own, which replaces it",
-            )
+            what = f"The state's property {SCHEDULE_PROPERTY} is not a schedule."
+            hint = "make an LRScheduler with a schedule of your own, which replaces it"
+            raise OdtpackError("bad-schedule", what, hint=hint)
         if isinstance(content.get("milestones"), list):
             content["milestones"] = tuple(content["milestones"])
         return LRScheduler(optimizer, make_schedule(content.pop("kind", None), content), rate)
@@ -117,11 +115,7 @@ class LinearLRScheduler(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_step_count: int,
-        total_step_count: int,
-        initial_lr: float,
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
         try:
             schedule = Linear(warmup_step_count, total_step_count)

@@ -101,11 +101,9 @@ class Module:
         on_not_finite: NotFinitePolicy = "skip",
     ) -> None:
         if on_not_finite not in get_args(NotFinitePolicy):
-            raise OdtpackError(
-                "bad-policy",
-                f"on_not_finite is 'skip' or 'stop', not {on_not_finite!r:.40}.",
-                hint="leave it out to skip such batches and count them",
-            )
+            what = f"on_not_finite is 'skip' or 'stop', not {on_not_finite!r:.40}."
+            hint = "leave it out to skip such batches and count them"
+            raise OdtpackError("bad-policy", what, hint=hint)
         if not isinstance(state, CheckpointState):
             raise WrongTypeError(
                 "not-a-checkpoint",
@@ -125,11 +123,8 @@ class Module:
         self.session_options = session_options or options_of(manifest, path)
         beside = segments_of(manifest, path)
         if self._device is not None and activations is not None:
-            raise OdtpackError(
-                "unsupported-device",
-                "Only training on the processor can keep activations in a file.",
-                hint="leave activations out",
-            )
+            what = "Only training on the processor can keep activations in a file."
+            raise OdtpackError("unsupported-device", what, hint="leave activations out")
         self._in_segments = beside is not None  # such a network has no step model
         self._step_path = whole = (
             None if beside is not None or step_model_uri is None else Path(step_model_uri)
@@ -391,9 +386,7 @@ class Module:
             self.state.parameters.nominal = False
 
     def export_model_for_inferencing(
-        self,
-        inference_model_uri: str | os.PathLike[str],
-        graph_output_names: list[str],
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: list[str]
     ) -> None:
         """Write a plain inference model with the current parameters inside.
 
@@ -412,11 +405,9 @@ class Module:
         if self._eval_path is None:
             raise _no_eval_model("A model can be exported only")
         if self._in_segments:
-            raise OdtpackError(
-                "segments-unsupported",
-                "A package of segments has no single model to export.",
-                hint="write its decoder with the adapter inside: odtpack export",
-            )
+            what = "A package of segments has no single model to export."
+            hint = "write its decoder with the adapter inside: odtpack export"
+            raise OdtpackError("segments-unsupported", what, hint=hint)
         from odtpack_runtime.export.inference_model import Template, export_inference_model
 
         with self.state.lock:
@@ -610,11 +601,9 @@ def _device_of(state: CheckpointState, name: str) -> Device | None:
     lives = "cpu" if state.device is None else state.device.name
     wanted = "cpu" if name == "cpu:0" else name
     if state.placed and lives != wanted:
-        raise OdtpackError(
-            "unsupported-device",
-            f"The state belongs to a Module on {lives!r}, and this one is to be on {name!r:.40}.",
-            hint="load the checkpoint again for the second Module",
-        )
+        what = f"The state belongs to a Module on {lives!r}, and this one is to be on {name!r:.40}."
+        hint = "load the checkpoint again for the second Module"
+        raise OdtpackError("unsupported-device", what, hint=hint)
     return state.device or (None if wanted == "cpu" else Device(wanted))
 
 

@@ -175,10 +175,8 @@ class Optimizer:
         where = str(optimizer_uri)
         flat = module.flat
         if not flat.trainable.slots:
-            raise OdtpackError(
-                "nothing-trainable",
-                "The checkpoint marks no parameter as trainable: there is nothing to optimize.",
-            )
+            what = "The checkpoint marks no parameter as trainable: there is nothing to optimize."
+            raise OdtpackError("nothing-trainable", what)
         self._module = module
         self._device = module.device
         self._session = open_session(optimizer_uri, module.session_options, self._device)
@@ -400,10 +398,8 @@ class Optimizer:
             for binding in bindings:
                 run(binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise OdtpackError(
-                "run-failed",
-                f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}",
-            ) from error
+            what = f"ONNX Runtime failed in the middle of an optimizer step: {first_line(error)}"
+            raise OdtpackError("run-failed", what) from error
         self._state.step += 1
 
     def _to_device(self, device: Device) -> None:

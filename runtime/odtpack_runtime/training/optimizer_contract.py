@@ -118,12 +118,9 @@ class OptimizerContract:
         found = {name for group in self.groups for name in group.parameters}
         odd = found ^ set(names)
         if self.groups and odd:
-            raise OdtpackError(
-                "model-mismatch",
-                f"The optimizer model's groups and the checkpoint disagree about '{min(odd)}'.",
-                where=where,
-                hint="use the optimizer model and the checkpoint of one package",
-            )
+            what = f"The optimizer model's groups and the checkpoint disagree about '{min(odd)}'."
+            hint = "use the optimizer model and the checkpoint of one package"
+            raise OdtpackError("model-mismatch", what, where=where, hint=hint)
 
 
 def matrix_axis(shape: Shape) -> int:

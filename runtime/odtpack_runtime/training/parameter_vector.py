@@ -40,9 +40,8 @@ def scatter(
     if not isinstance(vector, np.ndarray) and hasattr(vector, "numpy"):
         vector = vector.numpy()
     if not isinstance(vector, np.ndarray) or vector.dtype != dtype:
-        raise OdtpackError(
-            "buffer-type", f"Parameters are set from an OrtValue or an array of {dtype}."
-        )
+        what = f"Parameters are set from an OrtValue or an array of {dtype}."
+        raise OdtpackError("buffer-type", what)
     size = sum(array.size for array in arrays)
     if vector.size != size:
         raise OdtpackError(
@@ -123,11 +122,9 @@ class NotFinite:
 
     def raise_error(self) -> NoReturn:
         """Raise it as an error."""
-        raise OdtpackError(
-            self.code,
-            f"The step was undone where it was not finite ({self}).",
-            hint="look for NaN in the batch; where there is none, lower the learning rate",
-        )
+        what = f"The step was undone where it was not finite ({self})."
+        hint = "look for NaN in the batch; where there is none, lower the learning rate"
+        raise OdtpackError(self.code, what, hint=hint)
 
 
 def all_finite(vector: npt.NDArray[Any]) -> bool:

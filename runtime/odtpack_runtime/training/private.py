@@ -77,10 +77,8 @@ def private_gradient(
     # Returns the loss of each sample, which is not private.
     sizes = {len(array) if np.ndim(array) else None for array in batch}
     if len(sizes) != 1 or None in sizes:
-        raise OdtpackError(
-            "private-batch",
-            "Inputs of a private step are arrays whose first axis counts the same samples.",
-        )
+        what = "Inputs of a private step are arrays whose first axis counts the same samples."
+        raise OdtpackError("private-batch", what)
     flat = module.flat
     gradients = flat.gradients.view(flat.dtype)
     with module.state.lock, ExitStack() as broken_off:

@@ -184,10 +184,8 @@ class ScheduleSpec:
         rate = _plain(self.learning_rate)
         object.__setattr__(self, "learning_rate", rate)
         if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
-            raise OdtpackError(
-                "bad-schedule",
-                f"The learning rate of a schedule must be above 0, not {rate}.",
-            )
+            what = f"The learning rate of a schedule must be above 0, not {rate}."
+            raise OdtpackError("bad-schedule", what)
         self.schedule(2**31)
 
     def schedule(self, total_steps: int) -> LearningRateSchedule:
@@ -229,11 +227,8 @@ class ScheduleSpec:
                 else:
                     settings[key] = float(value) if key in ("floor", "gamma") else int(value)
             except ValueError:
-                raise OdtpackError(
-                    "bad-schedule",
-                    f"The schedule {text!r} cannot be read at {part!r}.",
-                    hint=_EXAMPLE,
-                ) from None
+                what = f"The schedule {text!r} cannot be read at {part!r}."
+                raise OdtpackError("bad-schedule", what, hint=_EXAMPLE) from None
         return cls(kind, settings, rate)
 
 
@@ -241,11 +236,8 @@ def make_schedule(kind: object, settings: Mapping[str, Any]) -> LearningRateSche
     """Make a schedule from its kind and settings, which may come from outside."""
     chosen = SCHEDULES.get(kind) if isinstance(kind, str) else None
     if chosen is None:
-        raise OdtpackError(
-            "bad-schedule",
-            f"There is no schedule {kind!r:.40}.",
-            hint=f"choose one of {', '.join(SCHEDULES)}",
-        )
+        hint = f"choose one of {', '.join(SCHEDULES)}"
+        raise OdtpackError("bad-schedule", f"There is no schedule {kind!r:.40}.", hint=hint)
     known = {each.name: each for each in fields(chosen)}
     odd = sorted(settings.keys() - known.keys())
     missing = [
@@ -255,11 +247,8 @@ def make_schedule(kind: object, settings: Mapping[str, Any]) -> LearningRateSche
     ]
     if odd or missing:
         what = f"has no setting {odd[0]!r:.40}" if odd else f"needs {missing[0]}"
-        raise OdtpackError(
-            "bad-schedule",
-            f"The schedule {kind} {what}.",
-            hint=f"it has {', '.join(known)}",
-        )
+        hint = f"it has {', '.join(known)}"
+        raise OdtpackError("bad-schedule", f"The schedule {kind} {what}.", hint=hint)
     return chosen(**settings)
 
 

@@ -120,10 +120,8 @@ def read_digits() -> Arrays:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise OdtpackError(
-            "demo-extra-missing",
-            "the demo takes its digits from scikit-learn, which is not installed",
-        ) from error
+        what = "the demo takes its digits from scikit-learn, which is not installed"
+        raise OdtpackError("demo-extra-missing", what) from error
     digits = load_digits()
     return {
         "input": (digits.images[:, np.newaxis] / 16.0).astype(np.float32),
@@ -138,9 +136,8 @@ def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OdtpackError(
-            "cannot-write", f"--out {str(out)!r} cannot be made a folder: {error.strerror or error}"
-        ) from error
+        what = f"--out {str(out)!r} cannot be made a folder: {error.strerror or error}"
+        raise OdtpackError("cannot-write", what) from error
 
 
 def write_data(digits: Arrays, path: Path) -> None:
@@ -305,8 +302,7 @@ def _finish(
 
     before, after = map(format_percent, accuracy)
     _console.say(
-        f"accuracy  {before} before, {after} after, on {samples} held-out digits",
-        style="bold",
+        f"accuracy  {before} before, {after} after, on {samples} held-out digits", style="bold"
     )
     for path in reports:
         _console.say(f"report    {path}")

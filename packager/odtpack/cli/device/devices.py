@@ -217,11 +217,9 @@ def _check_name(out: Path, *inputs: Path) -> None:
     from odtpack_runtime.errors import OdtpackError
 
     if out.suffix != ".toml":
-        raise OdtpackError(
-            "profile-suffix",
-            f"--out {str(out)!r} does not end in .toml, by which a profile is known",
-            hint=f"--out {quote(str(out.with_suffix('.toml')))}",
-        )
+        what = f"--out {str(out)!r} does not end in .toml, by which a profile is known"
+        hint = f"--out {quote(str(out.with_suffix('.toml')))}"
+        raise OdtpackError("profile-suffix", what, hint=hint)
     check_writable(out, "--out", inputs)
 
 

@@ -95,9 +95,8 @@ def fit(
 
     optuna()  # before anything is read
     if data is None:
-        raise OdtpackError(
-            "usage", "--data is missing: candidates are trained for real", hint="odtpack fit --help"
-        )
+        hint = "odtpack fit --help"
+        raise OdtpackError("usage", "--data is missing: candidates are trained for real", hint=hint)
     read = find_recipe(recipe, wanted=model is None)
     options = {"model": model, "loss": loss, "loss_option": loss_option, "freeze": freeze}
     settings = overlay(options, read, "fit")
@@ -240,21 +239,17 @@ def _check_folder(out: Path) -> list[str]:
         with open_regular(out / RESULT) as stream:
             old = FitResult.model_validate_json(stream.read())
     except (OSError, ValueError) as error:
-        raise OdtpackError(
-            "folder-not-empty",
-            f"the folder {str(out)!r} holds files that are not the result of a search",
-            hint="choose an empty or a new folder (--out FOLDER)",
-        ) from error
+        what = f"the folder {str(out)!r} holds files that are not the result of a search"
+        hint = "choose an empty or a new folder (--out FOLDER)"
+        raise OdtpackError("folder-not-empty", what, hint=hint) from error
     recipes = {f"recipe-{index}.toml": each.recipe for index, each in enumerate(old.pareto, 1)}
     found = sorted(path for path in out.iterdir() if re.fullmatch(r"recipe-\d+\.toml", path.name))
     for path in found:
         written = recipes.get(path.name)
         if not path.is_file() or path.read_text("utf-8", "replace") != written:
-            raise OdtpackError(
-                "folder-not-empty",
-                f"{str(path)!r} is not as a search wrote it, and a new one may write over it",
-                hint="move it, or choose an empty or a new folder (--out FOLDER)",
-            )
+            what = f"{str(path)!r} is not as a search wrote it, and a new one may write over it"
+            hint = "move it, or choose an empty or a new folder (--out FOLDER)"
+            raise OdtpackError("folder-not-empty", what, hint=hint)
     return [path.name for path in found]
 
 

@@ -161,11 +161,8 @@ def comparison_form(
     from odtpack_runtime.errors import OdtpackError
 
     if as_json and form not in (None, "json"):
-        raise OdtpackError(
-            "option-not-used",
-            f"--json and --format {form} exclude each other",
-            hint="leave one out",
-        )
+        what = f"--json and --format {form} exclude each other"
+        raise OdtpackError("option-not-used", what, hint="leave one out")
     if out is not None:
         check_writable(out, "--out", inputs)
     return "json" if as_json else form or "text"

@@ -229,19 +229,14 @@ def load_devices(names: list[str]) -> list[sim.DeviceProfile]:
     from odtpack_runtime.errors import OdtpackError
 
     if not names:
-        raise OdtpackError(
-            "no-device",
-            "--device is needed: no device was named to replay on",
-            hint=f"pass --device NAME; shipped are {', '.join(sim.list_profiles())}",
-        )
+        what = "--device is needed: no device was named to replay on"
+        hint = f"pass --device NAME; shipped are {', '.join(sim.list_profiles())}"
+        raise OdtpackError("no-device", what, hint=hint)
     profiles: dict[str, sim.DeviceProfile] = {}
     shipped = sim.list_profiles() if "all" in names else []
     for name in [*shipped, *(name for name in names if name != "all")]:
         profile = sim.load_profile(name)
         if profiles.setdefault(profile.name, profile).digest != profile.digest:
-            raise OdtpackError(
-                "device-twice",
-                f"two profiles are named {profile.name!r}, and they differ",
-                where=name,
-            )
+            what = f"two profiles are named {profile.name!r}, and they differ"
+            raise OdtpackError("device-twice", what, where=name)
     return list(profiles.values())

@@ -80,12 +80,9 @@ def train(
     opened.require_stock()
     _check_delta(opened, delta)
     if activations is not None and opened.manifest.segments is None:
-        raise OdtpackError(
-            "segments-missing",
-            "--activations needs a package with segments",
-            where=str(opened.path),
-            hint="leave --activations out, or build the package with --segments",
-        )
+        what = "--activations needs a package with segments"
+        hint = "leave --activations out, or build the package with --segments"
+        raise OdtpackError("segments-missing", what, where=str(opened.path), hint=hint)
     share = check_share(holdout, other=evaluation)
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     read = find_recipe(recipe, wanted=data.suffix == ".jsonl")
@@ -227,12 +224,9 @@ def _check_delta(package: Package, delta: float | None) -> None:
     from odtpack.privacy import check_delta
 
     if delta is not None and package.manifest.privacy is None:
-        raise OdtpackError(
-            "option-not-used",
-            "--delta needs a package of private training",
-            where=str(package.path),
-            hint="leave --delta out, or build the package with --privacy-clip",
-        )
+        what = "--delta needs a package of private training"
+        hint = "leave --delta out, or build the package with --privacy-clip"
+        raise OdtpackError("option-not-used", what, where=str(package.path), hint=hint)
     if delta is not None:
         check_delta(delta)
 

@@ -36,12 +36,7 @@ from odtpack.passes.compact import compact
 from odtpack.passes.finishing import SMALLEST, find_chains
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write, write_whole
-from odtpack_runtime.package.manifest import (
-    ExtraFile,
-    SegmentInfo,
-    SegmentsInfo,
-    WeightInfo,
-)
+from odtpack_runtime.package.manifest import ExtraFile, SegmentInfo, SegmentsInfo, WeightInfo
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 
