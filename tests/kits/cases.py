@@ -32,10 +32,8 @@ def _vectors(random: np.random.Generator, samples: int) -> Batch:
 
 
 def _pictures(random: np.random.Generator, samples: int) -> Batch:
-    return [
-        random.standard_normal((samples, 3, 32, 32)).astype(np.float32),
-        random.integers(0, 4, samples),
-    ]
+    pictures = random.standard_normal((samples, 3, 32, 32)).astype(np.float32)
+    return [pictures, random.integers(0, 4, samples)]
 
 
 def _words(random: np.random.Generator, samples: int) -> Batch:
@@ -191,7 +189,7 @@ CASES: dict[str, Case] = {
     "accuracy_pixels": Case(models.segmented, _pixels, {"loss_inputs": ("output", "marks")}),
     "accuracy_words": Case(models.speaker, _sentences,
                            {"loss": "next_token", "outputs": ["output"]}),
-    "accuracy_nan": Case(models.rooted, _roots, {"loss": "nll"}, steps=0),
+    "accuracy_nan": Case(models.scores, _roots, {"loss": "nll"}, steps=0),
     "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""
