@@ -1,7 +1,6 @@
 """A small decoder as onnxruntime-genai's builder writes one, with the weights of a PyTorch model.
 
-The nodes, names and shapes are those of its models for CPUs with GroupQueryAttention. The products
-are then quantized by ONNX Runtime's own tool, which the builder calls too.
+The nodes, names and shapes are those for CPUs; ONNX Runtime's own tool quantizes the products.
 """
 
 from pathlib import Path

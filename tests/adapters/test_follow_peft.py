@@ -60,8 +60,7 @@ def follow(
 ) -> float:  # fmt: skip
     """Losses, and every parameter of the adapter after every step, agree with PEFT's.
 
-    Data are tokens if not given; by name there may be more than the model takes. Returns the
-    largest share of the way that a parameter went by which it is off; at most the one given.
+    Data are tokens if not given. Returns by what share of its way a parameter is off, at most.
     """
     import peft
 

@@ -48,52 +48,32 @@ LEVELS = ("off", "all")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One node, or a model with control flow, with its inputs.
+    """One node, or a model with control flow, with its inputs."""
 
-    Attributes:
-        op: Operator type; the name of a model.
-        inputs: Arrays by name, in the node's order; None for an absent optional input.
-        torch: The same function in PyTorch; receives a tensor for each present input.
-        opset: Opset of ``domain`` "" under which the node is read.
-        attrs: Attributes.
-        wrt: Inputs to differentiate; default: all floats that are not constants.
-        const: Floats that are initializers of the model; INT64 inputs always are, unless in
-        runtime: INT64 inputs that are fed when the model runs.
-        batch: Inputs whose first axis is declared as the symbol "batch".
-        symbols: Dimensions declared as symbols, by input: a name for each axis, or the axes.
-        outputs: Number of outputs of the node.
-        absent: Indices of the outputs that the node leaves out.
-        used: Indices of the outputs on which L depends.
-        domain: Domain of the operator.
-        differences: "onnx" as above; "torch" where the reference implementation lacks the
-            operator or is wrong; "none" at a kink, where the convention is PyTorch's.
-        double: Also run the gradient in float64 and hold it to a tighter tolerance.
-        expanded: Expand function bodies before differentiation.
-        label: Tells apart cases of one operator.
-        text: Inputs, outputs and nodes of a model in ONNX text; it has no constants.
-    """
-
-    op: str
-    inputs: Mapping[str, Array | None]
-    torch: Callable[..., Any]
-    opset: int = 17
+    op: str  # the operator's type; the name of a model
+    inputs: Mapping[str, Array | None]  # in the node's order; None for an absent optional one
+    torch: Callable[..., Any]  # the same function; receives a tensor for each present input
+    opset: int = 17  # of the domain ""
     attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    wrt: Sequence[str] | None = None
-    const: Sequence[str] = ()
-    runtime: Sequence[str] = ()
-    batch: Sequence[str] = ()
+    wrt: Sequence[str] | None = None  # differentiated; default: floats that are no constants
+    const: Sequence[str] = ()  # floats that are initializers; INT64 inputs always are, unless in
+    runtime: Sequence[str] = ()  # INT64 inputs that are fed when the model runs
+    batch: Sequence[str] = ()  # inputs whose first axis is declared as the symbol "batch"
+    # Dimensions declared as symbols, by input: a name for each axis, or the axes.
     symbols: Mapping[str, Mapping[int, str] | Sequence[int]] = dataclasses.field(
         default_factory=dict
     )
-    outputs: int = 1
-    absent: Sequence[int] = ()
-    used: Sequence[int] | None = None
+    outputs: int = 1  # of the node
+    absent: Sequence[int] = ()  # indices of the outputs that the node leaves out
+    used: Sequence[int] | None = None  # indices of the outputs on which L depends
     domain: str = ""
+    # "torch" where the reference implementation lacks the operator or is wrong; "none" at a kink,
+    # where the convention is PyTorch's.
     differences: str = "onnx"
-    double: bool = False
-    expanded: bool = False
-    label: str = ""
-    text: str = ""
+    double: bool = False  # run in float64 too, and hold that to a tighter tolerance
+    expanded: bool = False  # expand function bodies before differentiation
+    label: str = ""  # tells apart cases of one operator
+    text: str = ""  # inputs, outputs and nodes of a model, which has no constants
 
     @functools.cached_property
     def id(self) -> str:
@@ -215,10 +195,7 @@ def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dic
 
 
 def declare_ranks(case: Case, model: ir.Model) -> None:
-    """Give outputs and seeds whose rank no inference knows, as axes are fed, the right one.
-
-    The checker asks for it; the rules have not seen it.
-    """
+    """Give outputs and seeds of unknown rank the right one, for the checker; the rules are done."""
     unknown = [v for v in (*model.graph.inputs, *model.graph.outputs) if v.shape is None]
     if unknown:
         tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
@@ -234,11 +211,7 @@ def add_gradients(
 ) -> tuple[ir.Model, dict[str, str]]:
     """Add an input ``seed_y`` for each output y, and a gradient output for each of ``wrt``.
 
-    Args:
-        model: Forward model; changed.
-        wrt: Names of inputs or initializers.
-        after: Runs on the graph with gradients, as the passes do that write internal
-            operators out.
+    ``after`` runs on the graph with gradients, as the passes do that write internal operators out.
     """
     graph = model.graph
     by_name = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
@@ -365,11 +338,7 @@ def feeds_of(
 
 
 def check(case: Case) -> None:
-    """Hold one case to both oracles.
-
-    Raises:
-        AssertionError: A number, a shape or a type differs.
-    """
+    """Hold one case to both oracles."""
     expected, seeds = ask_torch(case)
     if case.differences != "none":
         for name, (directions, slopes) in difference_gradients(case, seeds).items():

@@ -1,8 +1,6 @@
 """RNN, GRU and LSTM written out in float64, sequence by sequence and step by step.
 
-The formulas are those of the ONNX specification, which neither PyTorch nor the ONNX
-reference implementation covers whole (peepholes, clip, lengths, functions of the gates).
-Functions that PyTorch has are also computed by its own modules, at the end.
+The ONNX specification's formulas, which neither PyTorch nor the ONNX reference covers whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,15 +60,9 @@ class Function:
 
 
 class Recurrent:
-    """One node by its formulas.
+    """One node by its formulas, with the inputs of these names; ``used`` are indices of outputs.
 
-    Args:
-        op: Operator type.
-        attrs: Attributes of the node.
-        names: Which of the inputs it has.
-        used: Indices of the outputs to return.
-        actual: The first output of a kernel that rounds: values are its own, gradients those of
-            the formulas.
+    ``actual``, the first output of a kernel that rounds: values are its own, gradients exact.
     """
 
     def __init__(

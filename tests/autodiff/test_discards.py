@@ -1,7 +1,6 @@
 """What a model computes and discards, where it is NaN or infinite, takes no part in gradients.
 
-The gradients are held to central differences, in float64, of the ONNX reference
-implementation. PyTorch's autograd is not an oracle here: it multiplies zero by NaN.
+PyTorch's autograd is no oracle here, only differences are: it multiplies zero by NaN.
 """
 
 import re

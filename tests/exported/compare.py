@@ -30,8 +30,7 @@ def assert_follows(
 ) -> Manifest:  # fmt: skip
     """Every loss, and every parameter after every step, agree with both optimizers.
 
-    ``module`` is as it was when it was exported to ``model``, and not changed. Every step has the
-    same data and target. Packages go to ``folder``; returns the manifest of one.
+    ``module`` is as it was when it was exported. Returns the manifest of a package in ``folder``.
     """
     for kind, method in OPTIMIZERS.items():
         package = folder / kind

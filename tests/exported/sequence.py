@@ -124,9 +124,7 @@ class MaskedEncoder(nn.Module):
 class CausalLanguageModel(nn.Module):
     """Logits [N, V, T] of the next token; the embedding is also the output projection.
 
-    Args:
-        attention: ``"fused"`` for scaled_dot_product_attention with is_causal; ``"masked"``
-            for scores with -inf above the diagonal, written out.
+    Attention is ``"fused"``, is_causal, or ``"masked"``: -inf above the diagonal, written out.
     """
 
     def __init__(

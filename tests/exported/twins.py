@@ -36,8 +36,7 @@ def make(
 ) -> tuple[nn.Module, Data, Tensor | None]:
     """The module, its batch and the target.
 
-    Unless the module is fresh, no two parameters are equal, as after training: the exporters
-    store equal ones, such as the layer normalizations of a fresh module, as one.
+    Unless it is fresh, no two parameters are equal, as after training: exporters store them as one.
     """
     torch.manual_seed(seed)
     module = subject.build()
@@ -177,11 +176,7 @@ _KINKS = {
 
 
 class KinkMargin:
-    """Least distance of what piecewise linear layers read from their kinks, over all calls.
-
-    Within rounding of a kink float32 and float64 may take different sides, and the runs part;
-    see tests.training.settled.
-    """
+    """Least distance of what layers read from their kinks, over all calls: see training.settled."""
 
     def __init__(self, module: nn.Module) -> None:
         self.value = math.inf

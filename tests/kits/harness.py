@@ -219,10 +219,7 @@ def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
 def trained(measure: Callable[[Task, Path], Any], task: Task, where: str) -> dict[str, Any]:
     """Train as a task for ``js/training.mjs`` says, by a job of a kit on the native core.
 
-    Args:
-        measure: Runs a job, whose files lie in a folder.
-        task: What to train.
-        where: ``python``, for Python in this process, or anything else.
+    ``where`` is ``python``, for Python in this process, or anything else.
     """
     if where == "python":
         found = python_training.run(task)

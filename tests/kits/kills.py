@@ -1,8 +1,9 @@
 """Kill programs that save without a pause, again and again, and look at what is left.
 
 Every save writes its number into a property and into each element of each parameter: a file that is
-whole holds one number. Every second program keeps the save before. The files are those of eight
-packages, their parameters in float32 with moments; every second one has a data file.
+whole holds one number. Every second program keeps the save before, and every second file has data
+beside it.
+
 
     python -m tests.kits.kills             # 200 for each kit that is built
     python -m tests.kits.kills --kills 1000 --kit Kotlin Swift
@@ -46,15 +47,8 @@ def kill_saves(
     """Kill a kit's program in its saves; count the ``kills``.
 
     Those that hit a save in the middle, whose temporary file was left, are ``torn``; ``lost`` are
-    those after which the file was not whole, or older than a save that was done.
-
-
-    Args:
-        command: Starts the program.
-        path: The checkpoint; written here first.
-        external_above: Bytes of elements above which they lie in a data file.
-        kills: How often.
-        state: What it holds at first, in float32; six vectors by default.
+    those after which the file was not whole, or older than a save that was done. The checkpoint is
+    written here first: ``state`` in float32, six vectors by default.
     """
     rng = random.Random(5)
     if state is None:

@@ -1,8 +1,6 @@
 """A training kit in as few lines as the format allows: it knows the manifest and nothing else.
 
-It reads no metadata of a model, binds no memory and shares no code with
-:mod:`odtpack_runtime` beyond the checkpoint's reader and writer. What it gives is what the
-format's page promises to kits in other languages.
+It shares no code with :mod:`odtpack_runtime` beyond the checkpoint's reader and writer.
 """
 
 import json

@@ -281,12 +281,9 @@ def open_folder(out: Path, name: str) -> Folder:
 def write_suite(
     out: Path, names: Sequence[str] | None = None, packages: Path | None = None
 ) -> None:
-    """Write the suite into a folder, in place of one that is there.
+    """Write the runs of these names, or all and everything else, in place of what is there.
 
-    Args:
-        out: The folder.
-        names: Runs to write; all of them, and everything else, if None.
-        packages: A suite whose packages are trained, where they would be the same.
+    ``packages`` is a suite whose packages are trained, where they would be the same.
     """
     stage = out.with_name(f".{out.name}.new")
     shutil.rmtree(stage, ignore_errors=True)

@@ -49,10 +49,7 @@ Object.assign(window, {{ ort, kit }});
 def serve(
     folders: Mapping[str, Path], page: str = PAGE, asked: list[str] | None = None
 ) -> Iterator[str]:
-    """Serve each folder under its name, and a page at the root; yield the address.
-
-    ``asked`` gets the path of every request, as the browser sent it.
-    """
+    """Serve each folder under its name, and a page at the root; ``asked`` gets all paths."""
 
     class Mapped(Handler):
         def translate_path(self, path: str) -> str:

@@ -58,11 +58,8 @@ def check(
 ) -> None:  # fmt: skip
     """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
 
-    Args:
-        xs: Inputs of :func:`shifted`.
-        oracle: The same loss in PyTorch, of predictions, then targets.
-        optimized: Whether ONNX Runtime optimizes the graphs.
-        loss_rtol: Relative tolerance of losses, if it is another one; their absolute one is then 0.
+    ``xs`` are inputs of :func:`shifted`, and ``oracle`` takes predictions, then targets. With a
+    ``loss_rtol`` the absolute tolerance of losses is 0.
     """
     package(folder, shifted([x.shape for x in xs], opset), name, loss_options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))

@@ -94,10 +94,7 @@ def kept(name: str) -> Graphs:
 
 @functools.cache
 def halved(name: str) -> Graphs:
-    """With so much computed again that half of the activations are left, or what comes next to it.
-
-    No test changes it: the choice takes seconds.
-    """
+    """With so much computed again that half of the activations are left, or what comes next."""
     return build(MODELS[name](), least(0.5, kept(name)))
 
 

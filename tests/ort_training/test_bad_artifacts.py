@@ -26,11 +26,7 @@ Change = Callable[[Path], Any]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts with the reference's operators, without the reference: our own for it.
-
-    Their training model has InPlaceAccumulatorV2 and BatchNormInternal, their optimizer model
-    AdamWOptimizer, as its own have.
-    """
+    """Artifacts with the reference's operators, without the reference: our own for it."""
     folder = tmp_path_factory.mktemp("made")
     build_package(
         models.small(ratio=0.3), folder / "a", loss="cross_entropy", train=models.TRAINED,

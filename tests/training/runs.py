@@ -20,19 +20,12 @@ STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a training run leaves.
+    """What a training run leaves."""
 
-    Attributes:
-        losses: Loss of every step, before its update.
-        values: Parameters and running statistics after the last step, by name.
-        eval_loss: Loss of the same batch in evaluation mode, after the last step.
-        kink_margin: How near to a kink of Relu6 the run came; infinite where it was not watched.
-    """
-
-    losses: np.ndarray
-    values: dict[str, np.ndarray]
-    eval_loss: float
-    kink_margin: float = math.inf
+    losses: np.ndarray  # of every step, before its update
+    values: dict[str, np.ndarray]  # parameters and running statistics after the last step
+    eval_loss: float  # of the same batch in evaluation mode, after the last step
+    kink_margin: float = math.inf  # how near to a kink of Relu6 it came, where that was watched
 
 
 def ours(

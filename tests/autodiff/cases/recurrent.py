@@ -1,8 +1,7 @@
 """RNN, GRU and LSTM: directions, optional inputs and outputs, lengths, functions, clip.
 
-"nn" cases are held to PyTorch's modules and to differences of the ONNX reference
-implementation; all others to the formulas of ``recurrent_oracle``, since the reference
-implementation ignores lengths, functions, clip and input_forget.
+"nn" cases are held to PyTorch's modules and to differences of the ONNX reference; the others to
+``recurrent_oracle``, since the reference ignores lengths, functions, clip and input_forget.
 """
 
 import itertools

@@ -15,10 +15,9 @@ OLD_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 
 def grid(size: Sequence[int], points: Sequence[int], *, corners: bool, wide: bool) -> Array:
-    """Positions [2, points..., rank] away from kinks: between elements, and between halves.
+    """Positions [2, points..., rank] away from kinks, at k + 0.27 or k + 0.73 elements.
 
-    Positions lie at k + 0.27 or k + 0.73 elements, also outside of the plane if ``wide``,
-    further than one reflection.
+    If ``wide`` they also lie outside of the plane, further than one reflection.
     """
     generator, columns = np.random.default_rng(5), []
     for length in reversed(size):
