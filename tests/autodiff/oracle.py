@@ -109,8 +109,7 @@ class Case:
 _FIELDS = {field.name for field in dataclasses.fields(Case)}
 
 
-def cases(op: str, inputs: Mapping[str, Array | None], function: Callable[..., Any],
-          opsets: Sequence[int] = (17,), **options: Any) -> list[Case]:  # fmt: skip
+def cases(op, inputs, function, opsets=(17,), **options):
     """One case for each opset; options that are not fields of :class:`Case` are attributes."""
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
@@ -204,11 +203,7 @@ def declare_ranks(case: Case, model: ir.Model) -> None:
             value.shape = ir.Shape([None] * ranks[str(value.name).removeprefix("seed_")])
 
 
-def add_gradients(
-    model: ir.Model,
-    wrt: Sequence[str],
-    after: Callable[[Ops, ir.Graph], object] = lambda op, graph: None,
-) -> tuple[ir.Model, dict[str, str]]:
+def add_gradients(model, wrt, after=lambda op, graph: None):
     """Add an input ``seed_y`` for each output y, and a gradient output for each of ``wrt``.
 
     ``after`` runs on the graph with gradients, as the passes do that write internal operators out.
@@ -310,9 +305,7 @@ def difference_gradients(case: Case, seeds: Mapping[str, Array]) -> dict[str, tu
     return result
 
 
-def run_gradient(
-    case: Case, seeds: Mapping[str, Array], levels: Sequence[str], floats: type = np.float32
-) -> dict[str, tuple[dict[str, Array], dict[str, Array]]]:
+def run_gradient(case, seeds, levels, floats=np.float32):
     """Outputs and gradients by name, as ONNX Runtime computes them from one model, by level."""
     model, names = gradient_model(case, floats)
     onnx.checker.check_model(ir.to_proto(model)) if not case.domain else None
@@ -324,9 +317,7 @@ def run_gradient(
     return found
 
 
-def feeds_of(
-    case: Case, model: ir.Model, seeds: Mapping[str, Array], floats: type = np.float32
-) -> dict[str, Array]:
+def feeds_of(case, model, seeds, floats=np.float32):
     """What the model with gradients takes: the case's arrays, and the seeds in their types."""
     fed = {n: a for n, a in case.present.items() if n not in case.constants}
     feeds = {name: cast_floats(array, floats) for name, array in fed.items()}
@@ -364,8 +355,7 @@ def check(case: Case) -> None:
         compare(case, doubles, expected, np.float64, rtol=rtol, atol=rtol / 10, level="off")
 
 
-def compare(case: Case, found: Mapping[str, Array], expected: Oracle, floats: type, *,
-            rtol: float, atol: float, level: str) -> None:  # fmt: skip
+def compare(case, found, expected, floats, *, rtol, atol, level):
     assert sorted(found) == sorted(case.differentiated)
     for name, gradient in found.items():
         assert gradient.dtype == cast_floats(case.present[name], floats).dtype

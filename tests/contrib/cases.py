@@ -16,8 +16,7 @@ SCALE, BIAS, SHIFT = normal(D, seed=2), normal(D, seed=3), normal(D, seed=4)
 EVERY = (12, 17, 23)
 
 
-def contrib(op: str, inputs: dict[str, Array | None], function: Any, opsets: Any = (17,),
-            **options: Any) -> list[Case]:  # fmt: skip
+def contrib(op, inputs, function, opsets=(17,), **options):
     options = {"domain": "com.microsoft", "differences": "torch", "expanded": True} | options
     return cases(op, inputs, function, opsets, **options)
 
@@ -107,8 +106,7 @@ TABLES: dict[str, Array | None] = {
 }  # fmt: skip
 
 
-def embedded(words: Any, segments: Any, w: Any, p: Any, s: Any, gamma: Any, beta: Any,
-             places: Any = None) -> Any:  # fmt: skip
+def embedded(words, segments, w, p, s, gamma, beta, places=None):
     where = torch.arange(S).expand(B, S) if places is None else places.long()
     total = w[words.long()] + p[where] + s[segments.long()]
     return layer_norm(total, gamma, beta), total
@@ -207,8 +205,7 @@ def heads(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (N, -1)).transpose(1, 2)
 
 
-def attend(q: Any, k: Any, v: Any, blocked: Any = None, bias: Any = None, causal: bool = False,
-           scale: float | None = None) -> Any:  # fmt: skip
+def attend(q, k, v, blocked=None, bias=None, causal=False, scale=None):
     """From heads first to heads last, flat; ``blocked`` keys are lowered by 10000."""
     scores = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
     scores = scores if bias is None else scores + bias
@@ -289,8 +286,7 @@ def _with_past(q: Any, k: Any, v: Any, past: Any) -> Any:
     return attend(q, k, v, causal=True), torch.stack([k, v])
 
 
-def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
-            packed: bool = False, **more: Any) -> list[Case]:  # fmt: skip
+def grouped(label, *, m=2, g=2, size=8, half=0, packed=False, **more):
     """Grouped-query attention of g heads of queries for each of m heads of keys."""
     inputs: dict[str, Array | None]
     if packed:

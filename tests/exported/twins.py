@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from odtpack.optimizers import AdamW
-from tests.exported.subjects import TORCH_LOSSES, Data, Subject
+from tests.exported.subjects import TORCH_LOSSES
 
 STEPS = 10
 # Adam divides by the root of the second moment: with an epsilon of 1e-6 an element whose gradient
@@ -31,9 +31,7 @@ class Run:
     margin: float
 
 
-def make(
-    subject: Subject, seed: int, *, fresh: bool = False
-) -> tuple[nn.Module, Data, Tensor | None]:
+def make(subject, seed, *, fresh=False):
     """The module, its batch and the target.
 
     Unless it is fresh, no two parameters are equal, as after training: exporters store them as one.
@@ -73,9 +71,7 @@ def frozen_norms(module: nn.Module) -> nn.Module:
     return module
 
 
-def train(
-    module: nn.Module, data: Data, target: Tensor | None, subject: Subject, optimizer: str
-) -> Run:
+def train(module, data, target, subject, optimizer):
     """Train a module in place and in float64."""
     module.double()
     margin = KinkMargin(module)

@@ -33,9 +33,7 @@ def _edit(name: str, change: Callable[[bytes], bytes]) -> Change:
     return apply
 
 
-def _manifest(
-    more: Callable[[dict[str, Any]], object] = lambda files: None, **changes: Any
-) -> Change:
+def _manifest(more=lambda files: None, **changes):
     """Other values of top-level keys of the manifest, without its digest; None takes a key out.
 
     Then more is changed in what it says of the files.

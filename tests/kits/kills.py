@@ -40,10 +40,7 @@ PACKAGES = ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "gru", 
 """Whose checkpoints are saved."""
 
 
-def kill_saves(
-    command: Command, path: Path, external_above: int, kills: int,
-    state: CheckpointData | None = None,
-) -> Counter[str]:  # fmt: skip
+def kill_saves(command, path, external_above, kills, state=None):
     """Kill a kit's program in its saves; count the ``kills``.
 
     Those that hit a save in the middle, whose temporary file was left, are ``torn``; ``lost`` are

@@ -6,7 +6,6 @@ It shares no code with :mod:`odtpack_runtime` beyond the checkpoint's reader and
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ LEVELS = {
 class PlainKit:
     """A package in training, step by step as docs/formats/kits.md has it."""
 
-    def __init__(
-        self, package: Path, checkpoint: Path, models: dict[str, str], threads: int
-    ) -> None:
+    def __init__(self, package, checkpoint, models, threads):
         self.manifest = json.loads((package / "manifest.json").read_text())
         self.package = package
         files = {key: entry["path"] for key, entry in self.manifest["files"].items()

@@ -219,10 +219,7 @@ def _metric() -> dict[str, Case]:
         lambda a, b, t: contrastive(a, b, t) * len(a),
     )  # fmt: skip
 
-    def info_nce(
-        q: torch.Tensor, k: torch.Tensor, *, normalize: bool = True, symmetric: bool = False,
-        reduction: str = "mean",
-    ) -> torch.Tensor:  # fmt: skip
+    def info_nce(q, k, *, normalize=True, symmetric=False, reduction="mean"):
         if normalize:
             q, k = F.normalize(q), F.normalize(k)
         logits = q @ k.T / 0.5

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import torch
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack_runtime.package.manifest import Manifest
 from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import open_training
 
@@ -19,10 +16,7 @@ RATE = 0.1
 TorchLoss = Callable[..., torch.Tensor]
 
 
-def shifted(
-    shapes: Sequence[Sequence[int]], opset: int = 17, values: Sequence[np.ndarray] | None = None,
-    batch: str = "N",
-) -> onnx.ModelProto:  # fmt: skip
+def shifted(shapes, opset=17, values=None, batch="N"):
     """y0 = x0 + s0, y1 = x1 + s1, ...: each s a parameter of the shape of one sample."""
     samples = [tuple(shape[1:]) for shape in shapes]
     dims = [", ".join([batch, *map(str, sample)]) for sample in samples]
@@ -35,9 +29,7 @@ def shifted(
     return parsed(f"shifted ({inputs}) => ({outputs}) {{{nodes}}}", opset, **shifts)
 
 
-def package(
-    folder: Path, model: onnx.ModelProto, name: str, options: Mapping[str, object], **more: Any
-) -> Manifest:
+def package(folder, model, name, options, **more):
     """A package that trains every parameter of a model with SGD."""
     return build_package(
         model, folder, loss=name, loss_options=options, optimizer=optimizers.SGD(), **more

@@ -18,7 +18,6 @@ from odtpack.ort.format import convert_model
 from odtpack.ort.operator_config import (
     Operator,
     OperatorConfig,
-    Verdict,
     check_config,
     config_of,
     count_kernels,
@@ -31,9 +30,7 @@ from tests.refused import refused
 from tests.sweep import split_rows
 
 
-def runs(
-    package: Package, scratch: Path, format_: Format | None, mode: Mode = Mode.TRAIN
-) -> list[SessionRun]:
+def runs(package, scratch, format_, mode=Mode.TRAIN):
     scratch.mkdir(exist_ok=True)
     return runs_of(package, mode, format_, (), {}, scratch)
 
@@ -45,9 +42,7 @@ def written(ways: list[SessionRun], scratch: Path, types: Types) -> OperatorConf
     return read_config(path)
 
 
-def checked(
-    config: OperatorConfig, package: Package, ways: list[SessionRun], scratch: Path
-) -> Verdict:
+def checked(config, package, ways, scratch):
     feeds = SampleFeeds(package)
     return check_config(config, ways, lambda run: feeds(run.model, run.source), scratch)
 

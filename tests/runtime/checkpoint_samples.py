@@ -68,10 +68,7 @@ class Foreign:
             self.b.PrependUOffsetTRelative(offset)
         return self.b.EndVector()
 
-    def tensor(
-        self, name: str = "w", dims: tuple[int, ...] = (2,), code: int = 1,
-        raw: bytes | None = bytes(8), offset: int | None = None, doc: str | None = None,
-    ) -> int:  # fmt: skip
+    def tensor(self, name="w", dims=(2,), code=1, raw=bytes(8), offset=None, doc=None):
         fields: dict[int, Any] = {0: self.b.CreateString(name)}
         fields[2] = self.b.CreateNumpyVector(np.array(dims, np.int64))
         if doc is not None:

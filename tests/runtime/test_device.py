@@ -59,9 +59,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 
 class Training:
-    def __init__(
-        self, package: Package, device: str, checkpoint: Path | None = None, step: bool = False
-    ) -> None:
+    def __init__(self, package, device, checkpoint=None, step=False):
         options = {"device": device, "step_model_uri": package.step_model if step else None}
         opened = open_training(package.path, checkpoint=checkpoint, **options)
         self.state, self.module, self.optimizer = opened

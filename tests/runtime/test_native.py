@@ -53,9 +53,7 @@ def random_array(random: np.random.Generator, dims: tuple[int, ...]) -> np.ndarr
     return np.where(random.random(dims) < 0.1, special, values).astype(np.float32)
 
 
-def random_nodes(
-    random: np.random.Generator, inputs: list[str]
-) -> tuple[list[onnx.NodeProto], list[str]]:
+def random_nodes(random, inputs):
     """Nodes of a program, and what it computes that may be an output."""
     numbers, truths, nodes = list(inputs), list[str](), list[onnx.NodeProto]()
     for place in range(int(random.integers(1, 14))):

@@ -29,9 +29,7 @@ def nominal(regression: models.Files) -> Path:
     return path
 
 
-def open_nominal(
-    regression: models.Files, nominal: Path
-) -> tuple[CheckpointState, Module, Optimizer]:
+def open_nominal(regression, nominal):
     module = regression.module(CheckpointState.load_checkpoint(nominal))
     return module.state, module, Optimizer(regression.adamw, module)
 

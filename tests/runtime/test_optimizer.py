@@ -22,9 +22,7 @@ from tests.runtime import models
 class Run:
     """A state, its module and its optimizer."""
 
-    def __init__(
-        self, files: models.Files, checkpoint: Path | None = None, kind: str = "adamw"
-    ) -> None:
+    def __init__(self, files, checkpoint=None, kind="adamw"):
         self.state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
         self.module = files.module(self.state)
         self.optimizer = Optimizer(getattr(files, kind), self.module)

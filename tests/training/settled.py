@@ -9,7 +9,6 @@ near a kink in ten steps: the run in float64 tells, on every machine (:class:`Ki
 
 import math
 import re
-from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,9 +23,7 @@ _BEFORE_RELU6 = re.compile(r"features\.(0\.1|\d+\.conv\.[01]\.1)\.(bias|weight)"
 _SETTLED = {"bias": 3.0, "weight": 0.85}
 
 
-def mobilenet(
-    batch_norm: Literal["train", "eval", "fold"], x: np.ndarray, **arguments: Any
-) -> onnx.ModelProto:
+def mobilenet(batch_norm, x, **arguments):
     """MobileNetV2, settled for the batch ``x``, whose statistics it keeps or has in its weights."""
     model = zoo.mobilenet_v2(batch_norm="train", **arguments)
     for tensor in model.graph.initializer:

@@ -86,9 +86,7 @@ def _divisible(channels: float, by: int = 8) -> int:
     return rounded + by if rounded < 0.9 * channels else rounded
 
 
-def _inverted_residual(
-    writer: _ConvWriter, x: str, fan_in: int, fan_out: int, at: str, *, expansion: int, stride: int,
-) -> str:  # fmt: skip
+def _inverted_residual(writer, x, fan_in, fan_out, at, *, expansion, stride):
     hidden = fan_in * expansion
     branch, place = x, 0
     if expansion != 1:

@@ -19,10 +19,7 @@ EVERY = (12, 14, 22, 24)
 GAP = 1e-3  # of the inputs of a gate to a kink
 
 
-def arrays(
-    op: str, names: str, *, two: bool = False, seed: int = 0, scale: float = 1.0, steps: int = T,
-    lengths: tuple[int, ...] = (3, 4, 1),
-) -> dict[str, Array | None]:  # fmt: skip
+def arrays(op, names, *, two=False, seed=0, scale=1.0, steps=T, lengths=(3, 4, 1)):
     """Inputs of a node: x, w and r, and those in ``names`` (of b, lengths, h0, c0, p)."""
     d, g = 1 + two, GATES[op]
     shapes = {

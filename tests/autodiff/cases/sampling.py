@@ -29,8 +29,7 @@ def grid(size: Sequence[int], points: Sequence[int], *, corners: bool, wide: boo
     return np.stack(columns, -1).astype(np.float32)
 
 
-def grid_sample(mode: str, padding: str, corners: int, opset: int, rank: int, *,
-                wide: bool = True, symbolic: bool = False) -> list[Case]:  # fmt: skip
+def grid_sample(mode, padding, corners, opset, rank, *, wide=True, symbolic=False):
     size, points = ((4, 5), (3, 4)) if rank == 2 else ((3, 4, 2), (2, 3, 2))
 
     def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
