@@ -199,6 +199,5 @@ def test_float16_positions_on_a_long_plane():
     def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         return functional.grid_sample(x, grid, align_corners=True)
 
-    case = Case("GridSample", {"x": x, "grid": grid}, sample, 16, {"align_corners": 1},
-                wrt=["x"])  # fmt: skip
+    case = Case("GridSample", {"x": x, "grid": grid}, sample, 16, {"align_corners": 1}, wrt=["x"])
     test_gradient_is_that_of_pytorch(case, "float16")

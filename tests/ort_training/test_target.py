@@ -149,9 +149,7 @@ def test_running_statistics(tmp_path):
     model = models.small()
     feeds = models.feeds(model, "cross_entropy", 8)
     np.savez(tmp_path / "data.npz", **feeds)
-    options: dict[str, Any] = {
-        "loss": "cross_entropy", "optimizer": SGD(), "train": models.TRAINED,
-    }  # fmt: skip
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": SGD(), "train": models.TRAINED}
     build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
     verify_package(tmp_path / "theirs")
     build_package(model, tmp_path / "ours", **options)
