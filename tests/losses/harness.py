@@ -1,7 +1,7 @@
 """Trains on any loss: parameters are added to what the loss reads, so its gradient is theirs."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -14,6 +14,17 @@ from tests.packaging_tools import open_training
 
 RATE = 0.1
 TorchLoss = Callable[..., torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A loss with options, inputs of :func:`shifted`, targets; the oracle takes predictions too."""
+
+    name: str
+    options: Mapping[str, object]
+    xs: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    oracle: TorchLoss
 
 
 def shifted(shapes, opset=17, values=None, batch="N"):
@@ -44,16 +55,15 @@ def options(optimized: bool) -> onnxruntime.SessionOptions:
 
 
 def check(
-    folder: Path, name: str, loss_options: Mapping[str, object], xs: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray], oracle: TorchLoss, *, opset: int = 17, optimized: bool = True,
-    steps: int = 10, rtol: float = 2e-5, atol: float = 2e-6, loss_rtol: float | None = None,
-) -> None:  # fmt: skip
+    folder, case, *, opset=17, optimized=True, steps=10, rtol=2e-5, atol=2e-6, loss_rtol=None
+):
     """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
 
-    ``xs`` are inputs of :func:`shifted`, and ``oracle`` takes predictions, then targets. With a
-    ``loss_rtol`` the absolute tolerance of losses is 0.
+    With a ``loss_rtol`` the absolute tolerance of losses is 0.
     """
-    package(folder, shifted([x.shape for x in xs], opset), name, loss_options, prediction=False)
+    xs, targets = case.xs, case.targets
+    model = shifted([x.shape for x in xs], opset)
+    package(folder, model, case.name, case.options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))
     optimizer.set_learning_rate(RATE)
     shifts = [
@@ -74,7 +84,7 @@ def check(
     for step in range(steps):
         loss = module(*xs, *targets)
         torch_optimizer.zero_grad()
-        reference = oracle(*predictions(), *wanted)
+        reference = case.oracle(*predictions(), *wanted)
         reference.backward()
         message = f"step {step}"
         assert loss.shape == ()
@@ -93,7 +103,7 @@ def check(
         np.testing.assert_allclose(
             state.parameters[f"s{i}"].data, shift.detach().numpy(), rtol=rtol, atol=10 * atol
         )
-    final = oracle(*predictions(), *wanted).item()
+    final = case.oracle(*predictions(), *wanted).item()
     evaluated = module.eval()(*xs, *targets)
     if isinstance(evaluated, tuple):  # a classifier's evaluation model returns its scores as well
         evaluated = evaluated[0]

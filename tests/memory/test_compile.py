@@ -55,8 +55,8 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
-    names = tuple(trainable_names(model))
+def build(model: onnx.ModelProto, memory: MemorySpec | None, names: Any = ()) -> Graphs:
+    names = tuple(names or trainable_names(model))
     loss = losses.make_loss("cross_entropy")
     return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
