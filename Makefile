@@ -147,7 +147,7 @@ gpu: $(VENV)/.ready-full gpu-kits
 	@$(BIN)/python -m benchmarks.gpu build build/gpu --small
 	@$(BIN)/python -m benchmarks.gpu run build/gpu --software --check-only --devices webgpu
 	@$(PYTEST) -k "webgpu or device" tests/autodiff/test_backward.py tests/runtime/test_device.py \
-		tests/runtime/test_device_segments.py tests/kits/test_kit_device.py tests/kits/test_js_browser.py
+		tests/kits/test_kit_device.py tests/kits/test_js_browser.py
 
 gpu-kits: $(VENV)/.ready-full
 	@scripts/setup_cpp.sh

@@ -1,7 +1,6 @@
 """A small decoder as onnxruntime-genai's builder writes one, with the weights of a PyTorch model.
 
-The nodes, names and shapes are those of its models for CPUs with GroupQueryAttention. The products
-are then quantized by ONNX Runtime's own tool, which the builder calls too.
+The nodes, names and shapes are those for CPUs; ONNX Runtime's own tool quantizes the products.
 """
 
 from pathlib import Path
@@ -45,9 +44,7 @@ class Writer:
         self.stored[name] = np.ascontiguousarray(array)
         return name
 
-    def node(
-        self, op_type: str, name: str, inputs: list[str], outputs: int = 1, **more: Any
-    ) -> str:
+    def node(self, op_type, name, inputs, outputs=1, **more):
         found = [f"{name}/output_{i}" for i in range(outputs)]
         found = more.pop("names", found)
         self.nodes.append(helper.make_node(op_type, inputs, found, name=name, **more))
@@ -152,9 +149,7 @@ def skip(to: Writer, name: str, x: str, y: str, norm: nn.Module) -> tuple[str, s
     return names[3], y
 
 
-def quantized(
-    proto: onnx.ModelProto, bits: int, *, symmetric: bool, tables: bool
-) -> onnx.ModelProto:
+def quantized(proto, bits, *, symmetric, tables):
     """The model with its products, and look-ups, in few bits."""
     kinds = ("MatMul", "Gather") if tables else ("MatMul",)
     tool = MatMulNBitsQuantizer(
@@ -204,9 +199,7 @@ def twin(proto: onnx.ModelProto, model: Llama) -> Causal:
     return Causal(model)
 
 
-def decoder(
-    path: Path, bits: int = 4, *, symmetric: bool = True, packed: bool = False, tables: bool = False
-) -> Causal:
+def decoder(path, bits=4, *, symmetric=True, packed=False, tables=False):
     """Write the quantized model; return the PyTorch model with the same weights."""
     model = llama(shape=SHAPE)
     proto = quantized(write(model, SHAPE, packed=packed), bits, symmetric=symmetric, tables=tables)

@@ -150,10 +150,7 @@ def dynamo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_merged_weights(
-    kind, exporter, trained, run, tmp_path,
-    request,
-):  # fmt: skip
+def test_merged_weights(kind, exporter, trained, run, tmp_path, request):
     folder = trained(kind)
     file = "dynamo_file" if exporter == "dynamo" else "llama_file"
     original: Path = request.getfixturevalue(file)

@@ -52,16 +52,10 @@ def next_token(logits: Tensor, labels: Tensor) -> Tensor:
 NEXT_TOKEN = ("next_token", next_token)
 
 
-def follow(
-    module: nn.Module, model: Path, folder: Path, spec: AdapterSpec,
-    loss: tuple[str, Loss] = NEXT_TOKEN,
-    data: tuple[np.ndarray, ...] | dict[str, np.ndarray] | None = None, share: float = 3e-4,
-    **build: Any,
-) -> float:  # fmt: skip
+def follow(module, model, folder, spec, loss=NEXT_TOKEN, data=None, share=3e-4, **build):
     """Losses, and every parameter of the adapter after every step, agree with PEFT's.
 
-    Data are tokens if not given; by name there may be more than the model takes. Returns the
-    largest share of the way that a parameter went by which it is off; at most the one given.
+    Data are tokens if not given. Returns by what share of its way a parameter is off, at most.
     """
     import peft
 

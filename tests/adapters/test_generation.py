@@ -190,10 +190,7 @@ def keeping(folder: Path) -> onnxruntime.SessionOptions:
 
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", "genai-llama-tied-int4", *OPTIMUM])
-def test_packed_weights_are_written_once_and_mapped(
-    name, trained, tmp_path, monkeypatch,
-    capfd,
-):  # fmt: skip
+def test_packed_weights_are_written_once_and_mapped(name, trained, tmp_path, monkeypatch, capfd):
     package, state = trained(name)
     kept = tmp_path / "new" / "kept"
     monkeypatch.setattr(packed, "_AT_ONCE", 16384)  # some products at a time

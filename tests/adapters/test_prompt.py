@@ -57,9 +57,7 @@ def exported(folder: Path, exporter: Exporter = "torchscript") -> tuple[Decoder,
     free = {name: {0: "batch", 1: "tokens"} for name in names}
     inputs = {name: torch.ones(2, 5, dtype=torch.int64) for name in names}
     path = folder / "model.onnx"
-    return module, export(
-        module, inputs, path, exporter, dynamic=free, output="logits", opset=18
-    )  # fmt: skip
+    return module, export(module, inputs, path, exporter, dynamic=free, output="logits", opset=18)
 
 
 def batch(length: int = 7) -> list[np.ndarray]:

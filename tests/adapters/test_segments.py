@@ -40,10 +40,7 @@ def test_of_an_exported_decoder(tmp_path):
 
 @needs_peft
 @pytest.mark.parametrize(("base", "part"), [("int8", (6, 24)), ("int4", (8, 16))])
-def test_of_matrices_by_rows(
-    base, part, llama_file, tmp_path,
-    monkeypatch,
-):  # fmt: skip
+def test_of_matrices_by_rows(base, part, llama_file, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "LARGEST_PART", 150)
     module = unpacked(llama.llama(), llama_file, base)
     follow(module, llama_file, tmp_path, SPECS["lora"], base=base, segments=True)

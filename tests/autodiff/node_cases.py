@@ -63,11 +63,7 @@ def collect() -> list[Any]:
 
 
 def judge(case: Any) -> Verdict:
-    """Try a case.
-
-    Args:
-        case: With a ``model`` and ``data_sets``, as :func:`collect` returns them.
-    """
+    """Try a case of :func:`collect`."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         model = _under_known_opset(case.model)
@@ -364,10 +360,7 @@ class _Trial:
         return ""
 
     def _slope(self, feeds: Feeds, name: str, way: np.ndarray) -> float | None:
-        """A central difference, extrapolated from two steps; None at a kink and beside a jump.
-
-        On a smooth function the slopes to both sides differ by half as much at half the step.
-        """
+        """A central difference, extrapolated from two steps; None at a kink and beside a jump."""
         x = np.asarray(feeds[name], np.float64)
         dtype = np.float64 if feeds[name].dtype == np.float64 or self.coarse else np.float32
         wide = self.wide and dtype == np.float64

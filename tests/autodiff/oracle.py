@@ -48,52 +48,32 @@ LEVELS = ("off", "all")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One node, or a model with control flow, with its inputs.
+    """One node, or a model with control flow, with its inputs."""
 
-    Attributes:
-        op: Operator type; the name of a model.
-        inputs: Arrays by name, in the node's order; None for an absent optional input.
-        torch: The same function in PyTorch; receives a tensor for each present input.
-        opset: Opset of ``domain`` "" under which the node is read.
-        attrs: Attributes.
-        wrt: Inputs to differentiate; default: all floats that are not constants.
-        const: Floats that are initializers of the model; INT64 inputs always are, unless in
-        runtime: INT64 inputs that are fed when the model runs.
-        batch: Inputs whose first axis is declared as the symbol "batch".
-        symbols: Dimensions declared as symbols, by input: a name for each axis, or the axes.
-        outputs: Number of outputs of the node.
-        absent: Indices of the outputs that the node leaves out.
-        used: Indices of the outputs on which L depends.
-        domain: Domain of the operator.
-        differences: "onnx" as above; "torch" where the reference implementation lacks the
-            operator or is wrong; "none" at a kink, where the convention is PyTorch's.
-        double: Also run the gradient in float64 and hold it to a tighter tolerance.
-        expanded: Expand function bodies before differentiation.
-        label: Tells apart cases of one operator.
-        text: Inputs, outputs and nodes of a model in ONNX text; it has no constants.
-    """
-
-    op: str
-    inputs: Mapping[str, Array | None]
-    torch: Callable[..., Any]
-    opset: int = 17
+    op: str  # the operator's type; the name of a model
+    inputs: Mapping[str, Array | None]  # in the node's order; None for an absent optional one
+    torch: Callable[..., Any]  # the same function; receives a tensor for each present input
+    opset: int = 17  # of the domain ""
     attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    wrt: Sequence[str] | None = None
-    const: Sequence[str] = ()
-    runtime: Sequence[str] = ()
-    batch: Sequence[str] = ()
+    wrt: Sequence[str] | None = None  # differentiated; default: floats that are no constants
+    const: Sequence[str] = ()  # floats that are initializers; INT64 inputs always are, unless in
+    runtime: Sequence[str] = ()  # INT64 inputs that are fed when the model runs
+    batch: Sequence[str] = ()  # inputs whose first axis is declared as the symbol "batch"
+    # Dimensions declared as symbols, by input: a name for each axis, or the axes.
     symbols: Mapping[str, Mapping[int, str] | Sequence[int]] = dataclasses.field(
         default_factory=dict
     )
-    outputs: int = 1
-    absent: Sequence[int] = ()
-    used: Sequence[int] | None = None
+    outputs: int = 1  # of the node
+    absent: Sequence[int] = ()  # indices of the outputs that the node leaves out
+    used: Sequence[int] | None = None  # indices of the outputs on which L depends
     domain: str = ""
+    # "torch" where the reference implementation lacks the operator or is wrong; "none" at a kink,
+    # where the convention is PyTorch's.
     differences: str = "onnx"
-    double: bool = False
-    expanded: bool = False
-    label: str = ""
-    text: str = ""
+    double: bool = False  # run in float64 too, and hold that to a tighter tolerance
+    expanded: bool = False  # expand function bodies before differentiation
+    label: str = ""  # tells apart cases of one operator
+    text: str = ""  # inputs, outputs and nodes of a model, which has no constants
 
     @functools.cached_property
     def id(self) -> str:
@@ -129,8 +109,7 @@ class Case:
 _FIELDS = {field.name for field in dataclasses.fields(Case)}
 
 
-def cases(op: str, inputs: Mapping[str, Array | None], function: Callable[..., Any],
-          opsets: Sequence[int] = (17,), **options: Any) -> list[Case]:  # fmt: skip
+def cases(op, inputs, function, opsets=(17,), **options):
     """One case for each opset; options that are not fields of :class:`Case` are attributes."""
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
@@ -215,10 +194,7 @@ def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dic
 
 
 def declare_ranks(case: Case, model: ir.Model) -> None:
-    """Give outputs and seeds whose rank no inference knows, as axes are fed, the right one.
-
-    The checker asks for it; the rules have not seen it.
-    """
+    """Give outputs and seeds of unknown rank the right one, for the checker; the rules are done."""
     unknown = [v for v in (*model.graph.inputs, *model.graph.outputs) if v.shape is None]
     if unknown:
         tensors = [torch.tensor(cast_floats(a, np.float64)) for a in case.present.values()]
@@ -227,18 +203,10 @@ def declare_ranks(case: Case, model: ir.Model) -> None:
             value.shape = ir.Shape([None] * ranks[str(value.name).removeprefix("seed_")])
 
 
-def add_gradients(
-    model: ir.Model,
-    wrt: Sequence[str],
-    after: Callable[[Ops, ir.Graph], object] = lambda op, graph: None,
-) -> tuple[ir.Model, dict[str, str]]:
+def add_gradients(model, wrt, after=lambda op, graph: None):
     """Add an input ``seed_y`` for each output y, and a gradient output for each of ``wrt``.
 
-    Args:
-        model: Forward model; changed.
-        wrt: Names of inputs or initializers.
-        after: Runs on the graph with gradients, as the passes do that write internal
-            operators out.
+    ``after`` runs on the graph with gradients, as the passes do that write internal operators out.
     """
     graph = model.graph
     by_name = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
@@ -337,9 +305,7 @@ def difference_gradients(case: Case, seeds: Mapping[str, Array]) -> dict[str, tu
     return result
 
 
-def run_gradient(
-    case: Case, seeds: Mapping[str, Array], levels: Sequence[str], floats: type = np.float32
-) -> dict[str, tuple[dict[str, Array], dict[str, Array]]]:
+def run_gradient(case, seeds, levels, floats=np.float32):
     """Outputs and gradients by name, as ONNX Runtime computes them from one model, by level."""
     model, names = gradient_model(case, floats)
     onnx.checker.check_model(ir.to_proto(model)) if not case.domain else None
@@ -351,9 +317,7 @@ def run_gradient(
     return found
 
 
-def feeds_of(
-    case: Case, model: ir.Model, seeds: Mapping[str, Array], floats: type = np.float32
-) -> dict[str, Array]:
+def feeds_of(case, model, seeds, floats=np.float32):
     """What the model with gradients takes: the case's arrays, and the seeds in their types."""
     fed = {n: a for n, a in case.present.items() if n not in case.constants}
     feeds = {name: cast_floats(array, floats) for name, array in fed.items()}
@@ -365,11 +329,7 @@ def feeds_of(
 
 
 def check(case: Case) -> None:
-    """Hold one case to both oracles.
-
-    Raises:
-        AssertionError: A number, a shape or a type differs.
-    """
+    """Hold one case to both oracles."""
     expected, seeds = ask_torch(case)
     if case.differences != "none":
         for name, (directions, slopes) in difference_gradients(case, seeds).items():
@@ -395,8 +355,7 @@ def check(case: Case) -> None:
         compare(case, doubles, expected, np.float64, rtol=rtol, atol=rtol / 10, level="off")
 
 
-def compare(case: Case, found: Mapping[str, Array], expected: Oracle, floats: type, *,
-            rtol: float, atol: float, level: str) -> None:  # fmt: skip
+def compare(case, found, expected, floats, *, rtol, atol, level):
     assert sorted(found) == sorted(case.differentiated)
     for name, gradient in found.items():
         assert gradient.dtype == cast_floats(case.present[name], floats).dtype

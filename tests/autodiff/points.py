@@ -12,10 +12,7 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def spread(
-    *shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0,
-    avoid: Sequence[float] = (0.0,), gap: float = 0.05,
-) -> Array:  # fmt: skip
+def spread(*shape, low=-2.0, high=2.0, seed=0, avoid=(0.0,), gap=0.05):
     """Distinct evenly spaced numbers in random order, none within ``gap`` of ``avoid``."""
     count = int(np.prod(shape))
     line = np.linspace(low, high, 8 * count + 64)

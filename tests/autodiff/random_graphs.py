@@ -1,8 +1,7 @@
 """Random differentiable graphs, away from kinks by construction.
 
-Every value has the batch as its first axis, which may be a symbol. Whatever needs positive
-numbers, or numbers away from a kink, is fed from 2 + tanh, which lies between 1 and 3, with
-constant signs or offsets; so no tolerance has to excuse a kink.
+Values have the batch as first axis, which may be a symbol. What needs positive numbers, or numbers
+away from a kink, is fed from 2 + tanh with constant signs or offsets: no tolerance excuses a kink.
 """
 
 import dataclasses

@@ -1,11 +1,9 @@
 """RNN, GRU and LSTM written out in float64, sequence by sequence and step by step.
 
-The formulas are those of the ONNX specification, which neither PyTorch nor the ONNX
-reference implementation covers whole (peepholes, clip, lengths, functions of the gates).
-Functions that PyTorch has are also computed by its own modules, at the end.
+The ONNX specification's formulas, which neither PyTorch nor the ONNX reference covers whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,21 +60,12 @@ class Function:
 
 
 class Recurrent:
-    """One node by its formulas.
+    """One node by its formulas, with the inputs of these names; ``used`` are indices of outputs.
 
-    Args:
-        op: Operator type.
-        attrs: Attributes of the node.
-        names: Which of the inputs it has.
-        used: Indices of the outputs to return.
-        actual: The first output of a kernel that rounds: values are its own, gradients those of
-            the formulas.
+    ``actual``, the first output of a kernel that rounds: values are its own, gradients exact.
     """
 
-    def __init__(
-        self, op: str, attrs: Mapping[str, Any], names: Sequence[str], used: Sequence[int],
-        actual: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, op, attrs, names, used, actual=None):
         self.op, self.attrs, self.names, self.used = op, attrs, names, used
         self.actual = actual
         self.gap = float("inf")
@@ -130,10 +119,7 @@ class Recurrent:
         functions = [Function(name, alphas, betas, clip) for name in names]
         return [functions[at : at + size] for at in range(0, len(functions), size)]
 
-    def _step(
-        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, own: Tensors,
-        functions: Sequence[Function],
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    def _step(self, x, h, c, own, functions):
         gates = GATES[self.op]
         zero = torch.zeros(2 * gates * h.shape[0], dtype=x.dtype)
         wb, rb = own.get("b", zero).chunk(2)
@@ -163,9 +149,7 @@ class Recurrent:
 _ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2]}  # where ONNX gates are in PyTorch
 
 
-def module(
-    op: str, names: Sequence[str], used: Sequence[int], *, nonlinearity: str | None = None
-) -> Callable[..., list[torch.Tensor]]:
+def module(op, names, used, *, nonlinearity=None):
     """One node as torch.nn.RNN, GRU or LSTM; forward or bidirectional."""
 
     def call(*given: torch.Tensor) -> list[torch.Tensor]:

@@ -1,8 +1,7 @@
 """Loop and Scan for the ONNX reference evaluator, as the standard describes them.
 
-The evaluator's own Loop takes an absent condition for false and joins scan outputs along an
-axis that they have; its own Scan knows neither directions nor axes. The bodies are run by
-the evaluator.
+Its own Loop takes an absent condition for false and joins scan outputs along an axis that they
+have; its own Scan knows neither directions nor axes.
 """
 
 from typing import Any

@@ -1,9 +1,7 @@
 """Which cases of the table of gradients stand for the others.
 
-Cases that differ only by opset within one version of the rule, or by which axes are unknown,
-behave alike: of these the first is taken. Of tables that cross every attribute with every other
-(``CROSSED``) a subset is taken in which each value of each attribute occurs with each rule and
-rank. Every operator and every version of a rule stays.
+Cases that differ only by opset within one version of the rule, or by which axes are unknown, behave
+alike. Of tables that cross all attributes (``CROSSED``) each value occurs with each rule and rank.
 """
 
 from collections.abc import Iterable
@@ -25,12 +23,7 @@ def rule_of(case: Case) -> tuple[str, str, int]:
 
 
 def representatives(table: Iterable[Case]) -> list[Case]:
-    """Return the first case with each property that a rule may depend on.
-
-    Properties are the rule's version with the label, the declared batch and unknown axes. Of an
-    operator in ``CROSSED``: an attribute's value with the rank of the data, a set of present
-    inputs, of differentiated ones, or of outputs that the loss depends on.
-    """
+    """Return the first case with each property that a rule may depend on."""
     seen: set[object] = set()
     found = []
     for case in table:

@@ -33,8 +33,7 @@ from tests.software_gpu import reason_without
 from tests.sweep import split
 
 
-def net(body: str, inputs: str = "float[2, 3] x", outputs: str = "float[2, 3] y",
-        opset: int = 17, constants: str = "") -> ir.Model:  # fmt: skip
+def net(body, inputs="float[2, 3] x", outputs="float[2, 3] y", opset=17, constants=""):
     text = f"net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"
     return inferred(text, opset, domains={"custom": 2})
 

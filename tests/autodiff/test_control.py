@@ -1,8 +1,4 @@
-"""If, Loop and Scan against finite differences of the ONNX reference, and PyTorch.
-
-A case is a whole model in ONNX text. Its gradients run in ONNX Runtime with optimizations
-off and on, in float32, and once in float64.
-"""
+"""If, Loop and Scan in ONNX text, against finite differences of the ONNX reference, and PyTorch."""
 
 import numpy as np
 import onnx_ir as ir

@@ -185,10 +185,7 @@ def test_no_gradient_passes_a_piecewise_constant_operator(domain, op_type):
     (0.4, None, (), None), (0.4, True, ("training",), 0.6), (0.4, False, ("training",), None),
     (0.4, True, ("ratio", "training"), 0.6), (0.4, False, ("ratio", "training"), None),
 ])  # fmt: skip
-def test_dropout_lets_through_what_it_kept(
-    ratio, training, runtime, kept,
-    level,
-):  # fmt: skip
+def test_dropout_lets_through_what_it_kept(ratio, training, runtime, kept, level):
     inputs = {"x": normal(40, 50) + 3, "ratio": None if ratio is None else np.float32(ratio)}
     if training is not None:
         inputs["training"] = np.array(training)
@@ -328,10 +325,7 @@ NOT_COVERED = [
     ("op_type", "inputs", "attrs", "options", "opset", "why"), NOT_COVERED,
     ids=[f"{row[0]}-{row[-1]}" for row in NOT_COVERED],
 )  # fmt: skip
-def test_what_is_not_covered_is_refused(
-    op_type, inputs, attrs,
-    options, opset, why,
-):  # fmt: skip
+def test_what_is_not_covered_is_refused(op_type, inputs, attrs, options, opset, why):
     case = Case(op_type, inputs, torch.relu, opset, attrs, wrt=[next(iter(inputs))], **options)
     model = forward_model(case)
     with refused("unsupported-node", why, "'node'"):
@@ -364,8 +358,7 @@ STEP = 1e-6
 DIRECTIONS = 2
 
 
-def slopes(proto: onnx.ModelProto, graph: RandomGraph, seeds: dict[str, Array],
-           directions: dict[str, list[Array]]) -> dict[str, Array]:  # fmt: skip
+def slopes(proto, graph, seeds, directions):
     """Central differences of the sum of seeds times outputs, along each direction."""
     evaluator, names = ReferenceEvaluator(proto), list(seeds)
 

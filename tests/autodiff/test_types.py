@@ -1,12 +1,8 @@
 """The table of cases once more, in float64 and in float16.
 
-In float64 operators that ONNX Runtime has no kernel for are written out by ``passes.double``.
-In float16 it computes in float32 what it has no kernel for, and rounds in between; some
-operators are run in float32 by ``passes.half``.
-
-Rules are held to their oracles at every opset by ``test_rules``. What a type adds is whether
-constants, casts and kernels are of that type, and that does not depend on the numbers in
-the attributes. So only the representatives of the table are run in a type.
+What a type adds is whether constants, casts and kernels are of that type, and that does not depend
+on numbers in attributes: only the representatives of the table are run. Operators without a kernel
+are written out by ``passes.double``, or run in float32 by ``passes.half`` or ONNX Runtime itself.
 """
 
 import collections
@@ -203,6 +199,5 @@ def test_float16_positions_on_a_long_plane():
     def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         return functional.grid_sample(x, grid, align_corners=True)
 
-    case = Case("GridSample", {"x": x, "grid": grid}, sample, 16, {"align_corners": 1},
-                wrt=["x"])  # fmt: skip
+    case = Case("GridSample", {"x": x, "grid": grid}, sample, 16, {"align_corners": 1}, wrt=["x"])
     test_gradient_is_that_of_pytorch(case, "float16")

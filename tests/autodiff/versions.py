@@ -47,11 +47,7 @@ def _definitions() -> dict[str, set[int]]:
 
 
 def at_every_version(table: Iterable[Case]) -> list[Case]:
-    """The cases, and copies of them at the opsets between which they do not reach.
-
-    A copy is left out where the operator's definition does not allow the node: it takes
-    its axes another way, or does not have the attribute yet.
-    """
+    """The cases, and copies of them at other opsets whose definition allows the node."""
     groups: dict[tuple[str, str, bool], list[Case]] = {}
     for case in table:
         groups.setdefault((case.op, case.label, bool(case.batch)), []).append(case)

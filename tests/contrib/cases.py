@@ -16,8 +16,7 @@ SCALE, BIAS, SHIFT = normal(D, seed=2), normal(D, seed=3), normal(D, seed=4)
 EVERY = (12, 17, 23)
 
 
-def contrib(op: str, inputs: dict[str, Array | None], function: Any, opsets: Any = (17,),
-            **options: Any) -> list[Case]:  # fmt: skip
+def contrib(op, inputs, function, opsets=(17,), **options):
     options = {"domain": "com.microsoft", "differences": "torch", "expanded": True} | options
     return cases(op, inputs, function, opsets, **options)
 
@@ -30,12 +29,12 @@ def int32(*values: Any) -> Array:
 
 
 def fused_matmul(trans_a: int, trans_b: int, batch_a: int, batch_b: int) -> list[Case]:
-    def turned(x: torch.Tensor, trans: int, batch: int) -> torch.Tensor:
+    def rows_first(x: torch.Tensor, trans: int, batch: int) -> torch.Tensor:
         x = x.movedim(0, -2) if batch else x
         return x.transpose(-1, -2) if trans else x
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return 0.5 * turned(a, trans_a, batch_a) @ turned(b, trans_b, batch_b)
+        return 0.5 * rows_first(a, trans_a, batch_a) @ rows_first(b, trans_b, batch_b)
 
     def shape(rows: int, columns: int, trans: int, batch: int) -> tuple[int, ...]:
         first = (columns, rows) if trans else (rows, columns)
@@ -107,27 +106,28 @@ TABLES: dict[str, Array | None] = {
 }  # fmt: skip
 
 
-def embedded(words: Any, segments: Any, w: Any, p: Any, s: Any, gamma: Any, beta: Any,
-             places: Any = None) -> Any:  # fmt: skip
+def embedded(words, segments, w, p, s, gamma, beta, places=None):
     where = torch.arange(S).expand(B, S) if places is None else places.long()
     total = w[words.long()] + p[where] + s[segments.long()]
     return layer_norm(total, gamma, beta), total
 
 
+def turned(x: Any, cos: Any, sin: Any, half: int, interleaved: int) -> torch.Tensor:
+    turn, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (turn[..., ::2], turn[..., 1::2]) if interleaved else turn.chunk(2, -1)
+    pair = a * cos - b * sin, b * cos + a * sin
+    turn = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([turn, rest], -1)
+
+
 def rotary(interleaved: int, half: int, rank: int, first: int | None) -> list[Case]:
-    longest = 8
     places = np.array([[0, 2, 1], [4, 3, 7]]) if first is None else np.array([first])
-    angles = normal(longest, half, seed=5)
+    angles = normal(8, half, seed=5)
 
     def function(x: torch.Tensor, p: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
         y = x if rank == 4 else x.reshape(B, S, N, H).transpose(1, 2)
         where = (torch.arange(S) + p).expand(B, S) if first is not None else p
-        c, s = cos[where][:, None], sin[where][:, None]
-        turn, rest = y[..., : 2 * half], y[..., 2 * half :]
-        a, b = (turn[..., ::2], turn[..., 1::2]) if interleaved else turn.chunk(2, -1)
-        pair = a * c - b * s, b * c + a * s
-        turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-        y = torch.cat([turned, rest], -1)
+        y = turned(y, cos[where][:, None], sin[where][:, None], half, interleaved)
         return y if rank == 4 else y.transpose(1, 2).reshape(B, S, D)
 
     x = normal(B, N, S, H) if rank == 4 else X
@@ -207,8 +207,7 @@ def heads(x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(-1, (N, -1)).transpose(1, 2)
 
 
-def attend(q: Any, k: Any, v: Any, blocked: Any = None, bias: Any = None, causal: bool = False,
-           scale: float | None = None) -> Any:  # fmt: skip
+def attend(q, k, v, blocked=None, bias=None, causal=False, scale=None):
     """From heads first to heads last, flat; ``blocked`` keys are lowered by 10000."""
     scores = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
     scores = scores if bias is None else scores + bias
@@ -289,8 +288,7 @@ def _with_past(q: Any, k: Any, v: Any, past: Any) -> Any:
     return attend(q, k, v, causal=True), torch.stack([k, v])
 
 
-def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
-            packed: bool = False, **more: Any) -> list[Case]:  # fmt: skip
+def grouped(label, *, m=2, g=2, size=8, half=0, packed=False, **more):
     """Grouped-query attention of g heads of queries for each of m heads of keys."""
     inputs: dict[str, Array | None]
     if packed:
@@ -317,14 +315,6 @@ def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
     window, softcap = more.get("local_window_size", -1), more.get("softcap", 0.0)
     interleaved = more.get("rotary_interleaved", 0)
 
-    def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        c, s = (each[(first or 0) :][:T] for each in (cos, sin))
-        turn, rest = x[..., : 2 * half], x[..., 2 * half :]
-        a, b = (turn[..., ::2], turn[..., 1::2]) if interleaved else turn.chunk(2, -1)
-        pair = a * c - b * s, b * c + a * s
-        turn = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-        return torch.cat([turn, rest], -1)
-
     def function(*given: torch.Tensor) -> Any:
         named = dict(zip([n for n, a in inputs.items() if a is not None], given, strict=True))
         q = named["q"]
@@ -338,7 +328,8 @@ def grouped(label: str, *, m: int = 2, g: int = 2, size: int = 8, half: int = 0,
                 for x, n, weight in ((q, "q_norm", "qn"), (k, "k_norm", "kn"))
             )
         if half:
-            q, k = (turned(each, named["cos"], named["sin"]) for each in (q, k))
+            c, s = (named[n][(first or 0) :][:T] for n in ("cos", "sin"))
+            q, k = (turned(each, c, s, half, interleaved) for each in (q, k))
         keys, values = (each.repeat_interleave(g, 1) for each in (k, v))
         scores = q @ keys.mT * (more.get("scale") or size**-0.5)
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores

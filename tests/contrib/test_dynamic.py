@@ -60,9 +60,7 @@ def numbers(model: onnx.ModelProto, name: str) -> torch.Tensor:
     return torch.tensor((codes.astype(np.float64) - zero) * scale)
 
 
-def expected(
-    kind: str, model: onnx.ModelProto, weights: Weights, x: torch.Tensor, actual: Array
-) -> torch.Tensor:
+def expected(kind, model, weights, x, actual):
     """The float layer, with the value of the quantized one where something reads it."""
     h = x @ weights["first"]
     if kind == "LSTM":
@@ -78,9 +76,7 @@ def expected(
     return y + (torch.tensor(actual) - y).detach()
 
 
-def both(
-    weights: Weights, w: torch.Tensor, r: torch.Tensor, d: int, x: torch.Tensor, actual: Array
-) -> torch.Tensor:
+def both(weights, w, r, d, x, actual):
     """One direction: a step goes on from the state that the kernel found."""
     bias = weights["b"][d].reshape(2, -1).sum(0)
     h = c = torch.zeros(x.shape[1], H, dtype=torch.float64)

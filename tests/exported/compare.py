@@ -4,18 +4,13 @@ PyTorch runs in float64, so that what is measured is the error of the package al
 """
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack.model.loading import ModelLike
-from odtpack_runtime.package.manifest import Manifest
 from tests.exported import twins
-from tests.exported.subjects import Data, Subject
 from tests.packaging_tools import open_training
 
 OPTIMIZERS: dict[str, optimizers.Optimizer] = {
@@ -24,14 +19,10 @@ OPTIMIZERS: dict[str, optimizers.Optimizer] = {
 }
 
 
-def assert_follows(
-    subject: Subject, module: nn.Module, data: Data, target: Tensor | None, model: ModelLike,
-    folder: Path,
-) -> Manifest:  # fmt: skip
+def assert_follows(subject, module, data, target, model, folder):
     """Every loss, and every parameter after every step, agree with both optimizers.
 
-    ``module`` is as it was when it was exported to ``model``, and not changed. Every step has the
-    same data and target. Packages go to ``folder``; returns the manifest of one.
+    ``module`` is as it was when it was exported. Returns the manifest of a package in ``folder``.
     """
     for kind, method in OPTIMIZERS.items():
         package = folder / kind

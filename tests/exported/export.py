@@ -1,21 +1,14 @@
 """Exports a module as a file, as users do, by either of PyTorch's exporters."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
 Exporter = Literal["torchscript", "dynamo"]
 
 
-def export(
-    module: nn.Module, inputs: Mapping[str, Tensor], path: Path, exporter: Exporter, *,
-    opset: int | None = None, dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    output: str = "output", **options: Any,
-) -> Path:  # fmt: skip
+def export(module, inputs, path, exporter, *, opset=None, dynamic=None, output="output", **options):
     """Write ``module`` to ``path``; its layers stay in the modes that they are in.
 
     ``inputs`` are in the order of forward, and ``dynamic`` names the axes of free length.
@@ -39,9 +32,7 @@ def export(
     return path
 
 
-def _dynamic_shapes(
-    names: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
-) -> tuple[dict[int, Any] | None, ...]:
+def _dynamic_shapes(names, dynamic):
     dims = {name: torch.export.Dim(name) for axes in dynamic.values() for name in axes.values()}
     return tuple(
         {axis: dims[label] for axis, label in dynamic.get(name, {}).items()} for name in names

@@ -10,10 +10,7 @@ from torch.nn import functional as F
 class KeywordSpotter(nn.Module):
     """Frames [N, T, features] to a keyword: a convolution over time, a GRU, its last state."""
 
-    def __init__(
-        self, classes: int = 5, features: int = 6, width: int = 8, size: int = 3, stride: int = 1,
-        hidden: int = 10,
-    ) -> None:  # fmt: skip
+    def __init__(self, classes=5, features=6, width=8, size=3, stride=1, hidden=10):
         super().__init__()
         self.conv = nn.Conv1d(features, width, size, stride, padding=size // 2)
         self.activation = nn.SiLU()
@@ -124,15 +121,10 @@ class MaskedEncoder(nn.Module):
 class CausalLanguageModel(nn.Module):
     """Logits [N, V, T] of the next token; the embedding is also the output projection.
 
-    Args:
-        attention: ``"fused"`` for scaled_dot_product_attention with is_causal; ``"masked"``
-            for scores with -inf above the diagonal, written out.
+    Attention is ``"fused"``, is_causal, or ``"masked"``: -inf above the diagonal, written out.
     """
 
-    def __init__(
-        self, vocabulary: int = 24, d: int = 16, depth: int = 2, length: int = 10,
-        attention: str = "fused",
-    ) -> None:  # fmt: skip
+    def __init__(self, vocabulary=24, d=16, depth=2, length=10, attention="fused"):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, d)
         self.positions = nn.Parameter(0.1 * torch.randn(length, d))

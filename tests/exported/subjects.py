@@ -14,26 +14,16 @@ Data = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model and its task.
-
-    Attributes:
-        build: Makes the module.
-        inputs: Draws the inputs of a batch, by the name of the forward's argument.
-        loss: As odtpack names it; None where the model returns its loss.
-        target: Draws the target, from the inputs; none where the model returns its loss.
-        dynamic: Axes that are exported without a length.
-        norms: It has batch normalizations, to be exported in training mode as well.
-        rate: Learning rate of SGD.
-        other_opset: Opset to export to, besides the exporter's default.
-    """
+    """A model and its task."""
 
     build: Callable[[], nn.Module]
-    inputs: Callable[[], Data]
-    loss: str | None = "cross_entropy"
-    target: Callable[[Data], Tensor] | None = None
-    dynamic: Mapping[str, Mapping[int, str]] | None = None
-    norms: bool = False
-    rate: float = 0.05
+    inputs: Callable[[], Data]  # draws a batch, by the name of the forward's argument
+    loss: str | None = "cross_entropy"  # None where the model returns its loss
+    target: Callable[[Data], Tensor] | None = None  # draws the target, from the inputs
+    dynamic: Mapping[str, Mapping[int, str]] | None = None  # axes exported without a length
+    norms: bool = False  # batch normalizations, to be exported in training mode as well
+    rate: float = 0.05  # of SGD
+    # Besides the exporter's default.
     other_opset: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"torchscript": 13, "dynamo": 18}
     )

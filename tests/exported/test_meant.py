@@ -57,18 +57,13 @@ def follow(folder: Path, feeds: Feeds, rate: float = 0.5) -> list[float]:
     return losses
 
 
-def assert_follows(
-    package: Path, module: nn.Module, feeds: Feeds, rate: float = 0.5, rel: float = 1e-5
-) -> None:
+def assert_follows(package, module, feeds, rate=0.5, rel=1e-5):
     """The losses of a package are those of its module, which computes its own loss."""
     theirs = pytorch(module, lambda twin: twin(*wide(feeds)), rate)
     assert follow(package, feeds, rate) == pytest.approx(theirs, rel=rel)
 
 
-def pytorch(
-    module: nn.Module, loss: Callable[[nn.Module], Tensor], rate: float = 0.5,
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-) -> list[float]:  # fmt: skip
+def pytorch(module, loss, rate=0.5, make=torch.optim.SGD):
     """The same in PyTorch."""
     module = copy.deepcopy(module).double()
     optimizer = make((p for p in module.parameters() if p.requires_grad), lr=rate)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from odtpack.optimizers import AdamW
-from tests.exported.subjects import TORCH_LOSSES, Data, Subject
+from tests.exported.subjects import TORCH_LOSSES
 
 STEPS = 10
 # Adam divides by the root of the second moment: with an epsilon of 1e-6 an element whose gradient
@@ -31,13 +31,10 @@ class Run:
     margin: float
 
 
-def make(
-    subject: Subject, seed: int, *, fresh: bool = False
-) -> tuple[nn.Module, Data, Tensor | None]:
+def make(subject, seed, *, fresh=False):
     """The module, its batch and the target.
 
-    Unless the module is fresh, no two parameters are equal, as after training: the exporters
-    store equal ones, such as the layer normalizations of a fresh module, as one.
+    Unless it is fresh, no two parameters are equal, as after training: exporters store them as one.
     """
     torch.manual_seed(seed)
     module = subject.build()
@@ -74,9 +71,7 @@ def frozen_norms(module: nn.Module) -> nn.Module:
     return module
 
 
-def train(
-    module: nn.Module, data: Data, target: Tensor | None, subject: Subject, optimizer: str
-) -> Run:
+def train(module, data, target, subject, optimizer):
     """Train a module in place and in float64."""
     module.double()
     margin = KinkMargin(module)
@@ -177,11 +172,7 @@ _KINKS = {
 
 
 class KinkMargin:
-    """Least distance of what piecewise linear layers read from their kinks, over all calls.
-
-    Within rounding of a kink float32 and float64 may take different sides, and the runs part;
-    see tests.training.settled.
-    """
+    """Least distance of what layers read from their kinks, over all calls: see training.settled."""
 
     def __init__(self, module: nn.Module) -> None:
         self.value = math.inf

@@ -5,9 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def conv_norm(
-    fan_in: int, fan_out: int, size: int, activation: type[nn.Module], **arguments: int
-) -> nn.Sequential:
+def conv_norm(fan_in, fan_out, size, activation, **arguments):
     """Convolution that keeps the size at stride 1, batch normalization, activation."""
     return nn.Sequential(
         nn.Conv2d(fan_in, fan_out, size, padding=size // 2, bias=False, **arguments),
@@ -42,9 +40,7 @@ class UNet(nn.Module):
 class SqueezeExcite(nn.Module):
     """Scales channels by a gate that their means compute."""
 
-    def __init__(
-        self, channels: int, squeezed: int, activation: type[nn.Module], gate: type[nn.Module]
-    ) -> None:
+    def __init__(self, channels, squeezed, activation, gate):
         super().__init__()
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.reduce = nn.Conv2d(channels, squeezed, 1)
@@ -59,10 +55,7 @@ class SqueezeExcite(nn.Module):
 class InvertedResidual(nn.Module):
     """Widen, filter each channel, gate, narrow; what has nothing to do is left out."""
 
-    def __init__(
-        self, fan_in: int, fan_out: int, *, size: int, stride: int, activation: type[nn.Module],
-        gate: type[nn.Module], hidden: int | None = None, squeezed: int = 4,
-    ) -> None:  # fmt: skip
+    def __init__(self, fan_in, fan_out, *, size, stride, activation, gate, hidden=None, squeezed=4):
         super().__init__()
         hidden = hidden or 3 * fan_in
         none = nn.Identity()
@@ -161,10 +154,7 @@ def feed_forward(d: int, ratio: int) -> nn.Sequential:
 class VisionTransformer(nn.Module):
     """Patch embedding, class token, blocks of nn.MultiheadAttention."""
 
-    def __init__(
-        self, classes: int = 5, d: int = 16, depth: int = 2, *, size: int = 8, patch: int = 4,
-        heads: int = 4, ratio: int = 2,
-    ) -> None:  # fmt: skip
+    def __init__(self, classes=5, d=16, depth=2, *, size=8, patch=4, heads=4, ratio=2):
         super().__init__()
         self.patches = nn.Conv2d(3, d, patch, stride=patch)
         self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))

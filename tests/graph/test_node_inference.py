@@ -1,7 +1,7 @@
 """What was found of one node is taken for another only if nothing tells them apart."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -30,10 +30,7 @@ def constant(*numbers: int) -> ir.Value:
     return found
 
 
-def node(
-    op_type: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", opset: int = 17,
-    **attributes: int | float | Sequence[int],
-) -> tuple[int, ir.Node]:  # fmt: skip
+def node(op_type, *inputs, outputs=1, domain="", opset=17, **attributes):
     return opset, ir.node(op_type, inputs, attributes, domain=domain, num_outputs=outputs)
 
 

@@ -32,10 +32,8 @@ def _vectors(random: np.random.Generator, samples: int) -> Batch:
 
 
 def _pictures(random: np.random.Generator, samples: int) -> Batch:
-    return [
-        random.standard_normal((samples, 3, 32, 32)).astype(np.float32),
-        random.integers(0, 4, samples),
-    ]
+    pictures = random.standard_normal((samples, 3, 32, 32)).astype(np.float32)
+    return [pictures, random.integers(0, 4, samples)]
 
 
 def _words(random: np.random.Generator, samples: int) -> Batch:
@@ -85,35 +83,20 @@ def _ignored(random: np.random.Generator, samples: int) -> Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """A run of a package.
-
-    Attributes:
-        model: Makes the forward model.
-        data: Makes a batch.
-        build: Options of :func:`odtpack.build.build_package`.
-        learning_rate: Learning rate; None to leave the default.
-        schedule: Kind, settings and initial rate.
-        steps: Training steps.
-        update_every: Steps after which the optimizer makes one.
-        samples: Samples of the batch of each step, in turn.
-        properties: What is attached to the state before it is saved.
-        through: Files in the place of the package's, by the manifest's names.
-        spoilt: Numbers of the steps, from 1, whose batch holds a NaN.
-        tolerance: Part of a loss that other platforms may differ by.
-    """
+    """A run of a package."""
 
     model: Callable[[], onnx.ModelProto]
     data: Callable[[np.random.Generator, int], Batch]
-    build: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float | None = 0.01
-    schedule: tuple[str, Mapping[str, Any], float] | None = None
+    build: Mapping[str, Any] = field(default_factory=dict)  # options of build_package
+    learning_rate: float | None = 0.01  # None leaves the default
+    schedule: tuple[str, Mapping[str, Any], float] | None = None  # kind, settings, initial rate
     steps: int = 6
-    update_every: int = 1
-    samples: tuple[int, ...] = (8,)
+    update_every: int = 1  # steps after which the optimizer makes one
+    samples: tuple[int, ...] = (8,)  # of the batch of each step, in turn
     properties: Mapping[str, int | float | str] = field(default_factory=dict)
-    through: Mapping[str, str] = field(default_factory=dict)
-    spoilt: tuple[int, ...] = ()
-    tolerance: float = 2e-6
+    through: Mapping[str, str] = field(default_factory=dict)  # files in the place of the package's
+    spoilt: tuple[int, ...] = ()  # numbers of the steps, from 1, whose batch holds a NaN
+    tolerance: float = 2e-6  # part of a loss that other platforms may differ by
 
 
 def _mlp(optimizer: Any = None, update: Any = None, **run: Any) -> Case:
@@ -191,7 +174,7 @@ CASES: dict[str, Case] = {
     "accuracy_pixels": Case(models.segmented, _pixels, {"loss_inputs": ("output", "marks")}),
     "accuracy_words": Case(models.speaker, _sentences,
                            {"loss": "next_token", "outputs": ["output"]}),
-    "accuracy_nan": Case(models.rooted, _roots, {"loss": "nll"}, steps=0),
+    "accuracy_nan": Case(models.scores, _roots, {"loss": "nll"}, steps=0),
     "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,9 +158,7 @@ def emulated(root: Path) -> list[str]:
     return [emulator, "-cpu", "cortex-a53", "-L", str(root)]
 
 
-def run(
-    program: str, *arguments: object, variant: str = "native", **options: Any
-) -> subprocess.CompletedProcess[str]:
+def run(program, *arguments, variant="native", **options):
     """Run a program to its end, whatever that is."""
     words = command(program, *arguments, variant=variant)
     if variant == "arm64":

@@ -1,7 +1,6 @@
 """Sessions of the C++, Swift and C# kits: closed while they run, used by two threads, given a NaN.
 
-The kits' programs compare the state bit by bit with that before, or with that after so many steps
-in one thread.
+Programs compare states, bit by bit, with that before or that of so many steps in one thread.
 """
 
 import atexit
@@ -108,11 +107,7 @@ def calls(program: Program, command: str, job: Path, times: int, **options: str)
 
 
 def cpp(times: int) -> None:
-    """Try everything so many times with the C++ kit.
-
-    Raises:
-        AssertionError: What did not hold.
-    """
+    """Try everything so many times with the C++ kit."""
     _try_all(cpp_program, times)
 
 

@@ -19,6 +19,7 @@ from odtpack_runtime.package.manifest import Manifest
 from tests.kits import models
 
 if TYPE_CHECKING:
+    from tests.kits.cases import Case
     from tests.kits.vectors import Folder
 
 Change = Callable[[Path], None]
@@ -32,11 +33,15 @@ def _edit(name: str, change: Callable[[bytes], bytes]) -> Change:
     return apply
 
 
-def _manifest(**changes: Any) -> Change:
-    """Other values of top-level keys of the manifest, without its digest; None takes a key out."""
+def _manifest(more=lambda files: None, **changes):
+    """Other values of top-level keys of the manifest, without its digest; None takes a key out.
+
+    Then more is changed in what it says of the files.
+    """
 
     def change(data: bytes) -> bytes:
         content = json.loads(data) | changes | {"digest": None}
+        more(content.get("files"))
         return json.dumps({k: v for k, v in content.items() if v is not None}).encode()
 
     return _edit("manifest.json", change)
@@ -44,21 +49,7 @@ def _manifest(**changes: Any) -> Change:
 
 def _path(name: str) -> Change:
     """Another path of the checkpoint."""
-
-    def change(data: bytes) -> bytes:
-        content = json.loads(data)
-        content["files"]["checkpoint"]["path"] = name
-        content.pop("digest", None)
-        return json.dumps(content).encode()
-
-    return _edit("manifest.json", change)
-
-
-def _without_template(data: bytes) -> bytes:
-    """As of a model that has no output but its loss."""
-    content = json.loads(data)
-    del content["files"]["inference_template"], content["inference"], content["digest"]
-    return json.dumps(content).encode()
+    return _manifest(lambda files: files["checkpoint"].update(path=name))
 
 
 def _flip(data: bytes) -> bytes:
@@ -185,10 +176,12 @@ def write_errors(out: Path) -> Iterator[dict[str, Any]]:
     good = out / ".good"
     build(CASES["adam"], good)
 
-    def case(name: str, action: str, code: str, **content: Any) -> Folder:
+    def case(name: str, action: str, code: str, of: Case | None = None, **content: Any) -> Folder:
         folder = open_folder(out, name)
         folder.content = {"kind": "error", "action": action, "code": code, **content}
-        if "package" in content:
+        if of is not None:
+            build(of, folder.path / "package")
+        elif "package" in content:
             shutil.copytree(good, folder.path / "package")
         return folder
 
@@ -226,10 +219,9 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     yield folder.close()
     shutil.rmtree(other)
 
-    folder = case("checkpoint_of_another_optimizer", "session", "optimizer-mismatch", **at)
+    mismatch = "checkpoint_of_another_optimizer", "session", "optimizer-mismatch"
+    folder = case(*mismatch, CASES["cnn"], **at)
     run = Run(CASES["adafactor"], build(CASES["adafactor"], other))
-    shutil.rmtree(folder.path / "package")
-    build(CASES["cnn"], folder.path / "package")
     run.step(folder, CASES["adafactor"].data(np.random.default_rng(0), 4), update=True)
     folder.data.clear()
     CheckpointState.save_checkpoint(run.state, folder.path / "other.ckpt", True)
@@ -237,22 +229,16 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     shutil.rmtree(other)
 
     at_first = {"package": "package", "checkpoint": "package/checkpoint"}
-    folder = case("token_negative", "step", "bad-prompt", **at_first)
-    shutil.rmtree(folder.path / "package")
     case_of = dataclasses.replace(CASES["transformer"], model=models.of_tokens)
-    build(case_of, folder.path / "package")
+    folder = case("token_negative", "step", "bad-prompt", case_of, **at_first)
     tokens, labels = case_of.data(np.random.default_rng(0), 4)
     tokens[2, 3] = -1
     folder.content["inputs"] = folder.tensors(["input_ids", "labels"], [tokens, labels])
     yield folder.close()
 
     nominal = {"package": "package", "checkpoint": "package/nominal_checkpoint"}
-    folder = case("nominal_step", "step", "nominal-state", **nominal)
-    shutil.rmtree(folder.path / "package")
-    case_of = CASES["sgd"]
-    from odtpack.build import build_package
-
-    build_package(case_of.model(), folder.path / "package", loss="cross_entropy", nominal=True)
+    case_of = dataclasses.replace(CASES["sgd"], build={"nominal": True})
+    folder = case("nominal_step", "step", "nominal-state", case_of, **nominal)
     batch = case_of.data(np.random.default_rng(0), 4)
     folder.content["inputs"] = folder.tensors(["input", "labels"], batch)
     yield folder.close()
@@ -263,13 +249,13 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     yield folder.close()
 
     folder = case("export_without_a_model", "export", "no-outputs", **at_first, outputs=["output"])
-    _edit("manifest.json", _without_template)(folder.path / "package")
+    # As of a model that has no output but its loss.
+    without = _manifest(lambda files: files.pop("inference_template"), inference=None)
+    without(folder.path / "package")
     yield folder.close()
-
-    folder = case("export_out_of_range", "export", "value-out-of-range", **at, outputs=["output"])
-    shutil.rmtree(folder.path / "package")
-    package = build(CASES["float16_model"], folder.path / "package")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
+    beyond = "export_out_of_range", "export", "value-out-of-range", CASES["float16_model"]
+    folder = case(*beyond, **at, outputs=["output"])
+    state = CheckpointState.load_checkpoint(folder.path / "package" / "checkpoint")
     state.parameters["fc1.weight"].data[0, 0] = 1e6
     CheckpointState.save_checkpoint(state, folder.path / "other.ckpt")
     yield folder.close()

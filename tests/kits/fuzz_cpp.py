@@ -2,8 +2,7 @@
 
     python -m tests.kits.fuzz_cpp --minutes 5 --keep   # make fuzz-kit
 
-It goes on from the kept inputs, its own and those of the Python readers; ``--keep`` adds those
-that reach new code, as few as do. ``tests/kits/test_cpp.py`` replays them, without clang.
+It goes on from the kept inputs, of Python's readers too; ``--keep`` adds those that reach new code.
 """
 
 import argparse

@@ -152,9 +152,7 @@ def filled(template: Path, **pieces: str) -> str:
     return text
 
 
-def train(
-    package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
-) -> tuple[list[float], float]:
+def train(package, batches, count, save, checkpoint=None):
     """What a job does, in Python; returns the losses of the steps and of the evaluation."""
     options = default_session_options(package / "training_model.onnx", threads=1)
     state, module, optimizer = open_training(package, options, checkpoint)
@@ -219,10 +217,7 @@ def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
 def trained(measure: Callable[[Task, Path], Any], task: Task, where: str) -> dict[str, Any]:
     """Train as a task for ``js/training.mjs`` says, by a job of a kit on the native core.
 
-    Args:
-        measure: Runs a job, whose files lie in a folder.
-        task: What to train.
-        where: ``python``, for Python in this process, or anything else.
+    ``where`` is ``python``, for Python in this process, or anything else.
     """
     if where == "python":
         found = python_training.run(task)
@@ -398,10 +393,7 @@ def flipped_packages(folder: Path, package: Path, count: int) -> list[Path]:
     return paths
 
 
-def answers_to_hostile(
-    run: Callable[..., Any], package: Path, checkpoints: list[Path], packages: list[Path],
-    **options: Any,
-) -> list[str]:  # fmt: skip
+def answers_to_hostile(run, package, checkpoints, packages, **options):
     """What a kit's program ``hostile`` says of damaged files: a good one after them is accepted."""
     lines = [f"checkpoint {path}" for path in checkpoints]
     lines += [f"package {path}" for path in packages]

@@ -1,8 +1,4 @@
-"""The program of each kit that reads the hostile corpus.
-
-A program takes ``hostile DIR`` or ``read DIR`` (:mod:`tests.hostile.python_reader` is Python's). A
-kit whose tools are missing skips, as its other tests do.
-"""
+"""The program of each kit that reads the hostile corpus, by ``hostile DIR`` or ``read DIR``."""
 
 import sys
 from collections.abc import Callable

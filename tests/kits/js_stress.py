@@ -17,11 +17,7 @@ from tests.training.test_not_finite import rooted
 
 
 def packages(folder: Path) -> tuple[Path, Path]:
-    """Build the two packages.
-
-    One has running statistics, and its training model returns the loss alone. The loss of the
-    other is finite and one of its gradients is not; it has a step model.
-    """
+    """One package with running statistics, one whose loss is finite and a gradient is not."""
     model = zoo.mobilenet_v2(size=16, classes=3, width_mult=0.25, batch_norm="train", stages=1)
     package = build(folder / "package", model)
     content = json.loads((package / "manifest.json").read_text())

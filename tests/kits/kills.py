@@ -1,8 +1,9 @@
 """Kill programs that save without a pause, again and again, and look at what is left.
 
 Every save writes its number into a property and into each element of each parameter: a file that is
-whole holds one number. Every second program keeps the save before. The files are those of eight
-packages, their parameters in float32 with moments; every second one has a data file.
+whole holds one number. Every second program keeps the save before, and every second file has data
+beside it.
+
 
     python -m tests.kits.kills             # 200 for each kit that is built
     python -m tests.kits.kills --kills 1000 --kit Kotlin Swift
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -38,39 +40,18 @@ PACKAGES = ("cnn", "mobilenet_batch_norm", "transformer", "recommender", "gru", 
 """Whose checkpoints are saved."""
 
 
-@dataclass
-class Kills:
-    """What became of the saves.
+def kill_saves(command, path, external_above, kills, state=None):
+    """Kill a kit's program in its saves; count the ``kills``.
 
-    Attributes:
-        kills: Programs that were killed.
-        torn: Kills that hit a save in the middle: its temporary file was left.
-        lost: Kills after which the file was not whole, or older than a save that was done.
-    """
-
-    kills: int = 0
-    torn: int = 0
-    lost: int = 0
-
-
-def kill_saves(
-    command: Command, path: Path, external_above: int, kills: int,
-    state: CheckpointData | None = None,
-) -> Kills:  # fmt: skip
-    """Kill a kit's program in its saves.
-
-    Args:
-        command: Starts the program.
-        path: The checkpoint; written here first.
-        external_above: Bytes of elements above which they lie in a data file.
-        kills: How often.
-        state: What it holds at first, in float32; six vectors by default.
+    Those that hit a save in the middle, whose temporary file was left, are ``torn``; ``lost`` are
+    those after which the file was not whole, or older than a save that was done. The checkpoint is
+    written here first: ``state`` in float32, six vectors by default.
     """
     rng = random.Random(5)
     if state is None:
         state = CheckpointData({f"p{i}": np.zeros(30_000, np.float32) for i in range(6)}, {})
     write_checkpoint(path, replace(state, properties={"number": 0}))
-    found, last = Kills(), 0
+    found, last = Counter[str](), 0
     for kill in range(kills):
         words = command(path, external_above, ("keep", "replace")[kill % 2])
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -88,9 +69,9 @@ def kill_saves(
         moments = chain.from_iterable(data.optimizer.moments.values() if data.optimizer else ())
         whole = (data.optimizer is None) == (state.optimizer is None)
         whole &= all((a == number).all() for a in arrays) and not any(m.any() for m in moments)
-        found.kills += 1
-        found.lost += not whole or number < done[-1]
-        found.torn += any(path.parent.glob(f".{path.name}.*.tmp"))
+        found["kills"] += 1
+        found["lost"] += not whole or number < done[-1]
+        found["torn"] += any(path.parent.glob(f".{path.name}.*.tmp"))
         last = number
     return found
 
@@ -98,9 +79,9 @@ def kill_saves(
 def loses_nothing(command: Command, folder: Path, external_above: int) -> None:
     """Check that 100 kills lose nothing; above the limit tensors lie in a file of their own."""
     found = kill_saves(command, folder / "state", external_above, 100)
-    assert (found.kills, found.lost) == (100, 0)
+    assert (found["kills"], found["lost"]) == (100, 0)
     if external_above > 1000:  # the tensors' own file has no temporary
-        assert found.torn > 5  # it was the saves that were hit
+        assert found["torn"] > 5  # it was the saves that were hit
     # The next save removes what a killed one left, and leaves no more than one of its own.
     assert len(list(folder.glob(".*.tmp"))) <= 1
 
@@ -150,19 +131,15 @@ def main() -> int:
             if reason := unavailable():
                 print(f"{kit:8}  {reason}")
                 continue
-            total = Kills()
+            total = Counter[str]()
             for index, (name, state) in enumerate(files.items()):
                 path, above = Path(scratch) / f"{kit}-{name}", 2**30 if index % 2 == 0 else 64
                 count = arguments.kills // len(files) + (index < arguments.kills % len(files))
-                found = kill_saves(command, path, above, count, state)
-                total = Kills(*map(sum, zip(_counts(total), _counts(found), strict=True)))
-            print(f"{kit:8}  {total.kills:>5}  {total.torn:>9}  {total.lost:>4}", flush=True)
-            lost += total.lost
+                total.update(kill_saves(command, path, above, count, state))
+            torn, lost_here = total["torn"], total["lost"]
+            print(f"{kit:8}  {total['kills']:>5}  {torn:>9}  {lost_here:>4}", flush=True)
+            lost += lost_here
     return 1 if lost else 0
-
-
-def _counts(kills: Kills) -> tuple[int, int, int]:
-    return kills.kills, kills.torn, kills.lost
 
 
 if __name__ == "__main__":

@@ -19,14 +19,8 @@ def measurements(text: str) -> dict[str, Any]:
     return found
 
 
-def check_measurements(
-    text: str, kit: str, version: str, system: str | None = "linux",
-    unmeasured: tuple[str, ...] = (),
-) -> None:  # fmt: skip
-    """Hold what a benchmark printed to the format and to this machine.
-
-    The benchmark ran on one thread, and was told that the system grants 500 MB.
-    """
+def check_measurements(text, kit, version, system="linux", unmeasured=()):
+    """Hold what a benchmark printed to this machine: on one thread, with 500 MB granted."""
     found = measurements(text)
     assert (found["format"], found["kit"], found["onnxruntime"]) == (1, kit, version)
     assert found.get("system") == system

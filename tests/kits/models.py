@@ -125,14 +125,6 @@ def speaker() -> onnx.ModelProto:
     return _with_values(text, {"table": (5, 8), "weight": (8, 5)}, seed=7)
 
 
-def rooted() -> onnx.ModelProto:
-    """The input as scores, of which some are NaN, and some equal."""
-    text = """rooted (float[batch, 3] input) => (float[batch, 3] output) {
-        output = Mul(input, scale)
-    }"""
-    return weighted(text, {"scale": np.ones(3, np.float32)})
-
-
 def _positive(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     rng = np.random.default_rng(5)
     values = {name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()}

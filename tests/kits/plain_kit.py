@@ -1,14 +1,11 @@
 """A training kit in as few lines as the format allows: it knows the manifest and nothing else.
 
-It reads no metadata of a model, binds no memory and shares no code with
-:mod:`odtpack_runtime` beyond the checkpoint's reader and writer. What it gives is what the
-format's page promises to kits in other languages.
+It shares no code with :mod:`odtpack_runtime` beyond the checkpoint's reader and writer.
 """
 
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +25,7 @@ LEVELS = {
 class PlainKit:
     """A package in training, step by step as docs/formats/kits.md has it."""
 
-    def __init__(
-        self, package: Path, checkpoint: Path, models: dict[str, str], threads: int
-    ) -> None:
+    def __init__(self, package, checkpoint, models, threads):
         self.manifest = json.loads((package / "manifest.json").read_text())
         self.package = package
         files = {key: entry["path"] for key, entry in self.manifest["files"].items()

@@ -1,9 +1,7 @@
 """Trains as ``js/training.mjs`` does, in a process whose ONNX Runtime the caller chooses.
 
-With ``"step_model": true`` in its task it uses the step model of a package that has one, and with
-``"batches"``, a list in the place of ``"data"``, one after the other; ``"accumulate"`` makes a step
-of several, ``"linear"`` has the arguments of a schedule, and ``"evaluate"`` asks for the losses of
-all in the end.
+A task's ``batches`` take the place of ``data``, one after the other; ``accumulate`` makes a step of
+several, ``linear`` has the arguments of a schedule, and ``evaluate`` asks for the losses of all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an app may do with a session, again and again, in each kit that has its tools here.
 
-Close during a step, two threads or calls at once, a batch with a NaN, use after close: no crash,
-the error that ``docs/formats/kits.md`` names, and the state as before, to the bit. ``make kits``
-does each 20 times, and this program 200 times.
+Close during a step, two threads or calls at once, a batch with a NaN, use after close: the error
+that ``docs/formats/kits.md`` names, and the state as before, to the bit.
+
 
     python -m tests.kits.stress                          # every kit
     python -m tests.kits.stress --times 1000 --kit kotlin js

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,9 +47,7 @@ def with_sizes(package: Path, *sizes: int | None) -> None:
     edit(package, change, sealed=False)
 
 
-def need_and_plan(
-    kit: Any, package: Path, data: dict[str, Any], folder: Path, loop: Loop = "step"
-) -> tuple[int, int]:
+def need_and_plan(kit, package, data, folder, loop="step"):
     """What the life of an app takes, and the plan for it."""
     job = {
         "package": package, "steps": [cpp_kit.save_batch(folder, data)], "count": 4,

@@ -1,8 +1,4 @@
-"""The JavaScript kit in Node against Python: the same bits.
-
-``onnxruntime-node`` on npm is a release or so older than the wheel. ``make kits`` installs
-the wheel of the same version in a folder of its own, and comparisons to the bit are with that.
-"""
+"""The JavaScript kit in Node against Python on the version of ONNX Runtime that npm has."""
 
 import re
 import statistics

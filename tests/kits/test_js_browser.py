@@ -3,8 +3,6 @@
 import base64
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +16,7 @@ from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import Task, needs
+from tests.kits.harness import needs
 from tests.kits.javascript import train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
@@ -46,9 +44,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def trained_as_in_python(
-    found: dict[str, Any], wanted: list[float], task: Task, folder: Path
-) -> None:
+def trained_as_in_python(found, wanted, task, folder):
     """Check losses, and what the browser saved, with which Python goes on."""
     for loss, right in zip(found["losses"], wanted, strict=True):
         assert abs(loss - right) <= 2e-6 * max(1, abs(right))
@@ -106,10 +102,7 @@ def test_chromium_does_not_grow_with_steps(packages, batch, browsers, tmp_path):
     assert heap[2] - heap[1] < 0.5e6
 
 
-def in_browser(
-    browser: Browser, task: Task, tmp_path: Path, *, query: str = "",
-    module: str = "ort.wasm.min.mjs", program: str = "train",
-) -> dict[str, Any]:  # fmt: skip
+def in_browser(browser, task, tmp_path, *, query="", module="ort.wasm.min.mjs", program="train"):
     """Run a program of ``js/page.mjs`` in a page that is served a package and a batch."""
     files = tmp_path / "files"
     files.mkdir()

@@ -24,13 +24,9 @@ def states(count: int) -> bytes:
     """So many empty tensors, each with an entry of the optimizer that has no moments."""
     made = Foreign()
     dims = made.b.CreateNumpyVector(np.array((0,), np.int64))
-    names = [("UOffsetTRelative", made.b.CreateString(f"p{index}")) for index in range(count)]
-    tensors = [
-        made.table({0: name, 2: ("UOffsetTRelative", dims), 3: ("Int32", 1)}) for name in names
-    ]
-    entries = made.vector([made.table({0: name}) for name in names])
-    label = ("UOffsetTRelative", made.b.CreateString("group0"))
-    group = made.table({0: label, 1: ("Int64", 1), 3: ("UOffsetTRelative", entries)})
+    names = [made.b.CreateString(f"p{index}") for index in range(count)]
+    tensors = [made.table({0: name, 2: dims, 3: ("Int32", 1)}) for name in names]
+    group = made.group(states=[made.table({0: name}) for name in names])
     return made.finish(tensors, groups=made.vector([group]))
 
 

@@ -1,7 +1,4 @@
-"""What an app may do with a session of the JavaScript kit, again and again, in Node and Chromium.
-
-``ODTPACK_STRESS=200`` in the environment says how often, which is 20 by default.
-"""
+"""What an app may do with sessions of the JavaScript kit, again and again, in Node and Chromium."""
 
 import json
 import os

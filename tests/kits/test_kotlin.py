@@ -1,8 +1,4 @@
-"""The Kotlin kit on the JVM against Python: the same bits, the same files.
-
-The published ``onnxruntime`` is a release or so older than the wheel. ``make kits``
-installs the wheel of the same version in a folder of its own: comparisons to the bit are with that.
-"""
+"""The Kotlin kit on the JVM against Python on the version of ONNX Runtime that Maven has."""
 
 import base64
 import re

@@ -14,8 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
-from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer
+from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
@@ -24,6 +24,7 @@ from odtpack_runtime.package.verify import write_inference_model
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
+from tests.kits.harness import contents
 from tests.kits.plain_kit import PlainKit
 from tests.kits.vectors import write_suite
 from tests.refused import refused
@@ -121,7 +122,7 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
             module.state.properties[name] = value
         path = tmp_path / "after.ckpt"
         CheckpointState.save_checkpoint(module.state, path, include_optimizer_state=True)
-        same(read_checkpoint(path), read_checkpoint(folder / case["after"]), folder.name)
+        assert contents(path) == contents(folder / case["after"]), folder.name
         values = {**module.state.arrays(trainable=True), **module.state.arrays(trainable=False)}
         write_inference_model(package, values, tmp_path / "m.onnx")
         assert (tmp_path / "m.onnx").read_bytes() == (folder / "export.onnx").read_bytes()
@@ -156,29 +157,13 @@ def check_plain_runs(suite: Path, tmp_path: Path) -> None:
         kit.properties |= case["properties"]
         kit.properties |= {k: v for k, v in after.properties.items() if k == "odtpack.schedule"}
         write_checkpoint(tmp_path / "plain.ckpt", kit.content())
-        same(read_checkpoint(tmp_path / "plain.ckpt"), after, folder.name)
+        assert contents(tmp_path / "plain.ckpt") == contents(folder / case["after"]), folder.name
         assert kit.export() == (folder / "export.onnx").read_bytes(), folder.name
 
 
 def same_loss(found: float, step: dict[str, Any], where: str) -> None:
     """Check a loss; one that is not finite is null in JSON."""
     assert (found if np.isfinite(found) else None) == step["loss"], where
-
-
-def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
-    """Check that two checkpoints hold the same, to the bit."""
-    for one, other in ((found.trainable, expected.trainable), (found.frozen, expected.frozen)):
-        assert one.keys() == other.keys(), where
-        for name, array in one.items():
-            assert array.dtype == other[name].dtype
-            np.testing.assert_array_equal(array, other[name], f"{where}: {name}")
-    assert found.properties == expected.properties, where
-    for key in ("step", "learning_rate", "groups", "kind"):
-        assert getattr(found.optimizer, key) == getattr(expected.optimizer, key), (where, key)
-    assert found.optimizer.moments.keys() == expected.optimizer.moments.keys(), where
-    for name, moments in found.optimizer.moments.items():
-        for moment, other in zip(moments, expected.optimizer.moments[name], strict=True):
-            np.testing.assert_array_equal(moment, other, f"{where}: moment of {name}")
 
 
 @pytest.mark.kits
@@ -206,9 +191,8 @@ def test_self_checks(suite):
         if case["code"] is None:
             assert self_check(package).largest_part <= 1
             continue
-        with pytest.raises(OdtpackError) as caught:
+        with refused(case["code"]):
             self_check(package)
-        assert caught.value.code == case["code"], folder.name
 
 
 @pytest.mark.kits
@@ -222,7 +206,8 @@ def test_recoveries(suite, tmp_path):
         assert state.recovered
         assert f"of optimizer step {case['step']}:" in state.recovered
         assert state.optimizer.step == case["step"]
-        same(state.snapshot(True), read_checkpoint(folder / case["previous"]), folder.name)
+        CheckpointState.save_checkpoint(state, tmp_path / "again", include_optimizer_state=True)
+        assert contents(tmp_path / "again") == contents(folder / case["previous"]), folder.name
         if case["lost"] is not None:
             assert f": {case['lost']} optimizer steps made since are lost" in state.recovered
         # The first save stands in for the damaged file; only the next moves it on.
@@ -242,9 +227,8 @@ def test_errors(suite, tmp_path):
     for folder, case in cases(suite, "error"):
         if case["code"] == "private-training":
             continue  # Python makes private gradients
-        with pytest.raises(OdtpackError) as caught:
+        with refused(case["code"]):
             _fail(folder, case, tmp_path)
-        assert caught.value.code == case["code"], folder.name
 
 
 def _fail(folder: Path, case: dict[str, Any], scratch: Path) -> None:

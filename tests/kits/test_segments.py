@@ -250,10 +250,7 @@ def pages_of(pid: int, path: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", ["float32", "int4", "no arena", "kept", "kept, no arena"])
-def test_the_plan_is_what_an_app_needs(
-    name, kit, packages, job, tmp_path,
-    monkeypatch,
-):  # fmt: skip
+def test_the_plan_is_what_an_app_needs(name, kit, packages, job, tmp_path, monkeypatch):
     """In a first life with evaluations, a save, and a second one that resumes."""
     if name.endswith("no arena"):  # what is freed goes back at once, as on phones
         for variable, value in child_environment().items():

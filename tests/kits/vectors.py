@@ -159,9 +159,7 @@ def _once(case: Case, folder: Path, suite: Path | None) -> Package:
     return Package.open(shutil.copytree(suite / folder.parent.name / folder.name, folder))
 
 
-def write_train(
-    name: str, case: Case, out: Path, packages: Path | None = None
-) -> Iterator[dict[str, Any]]:
+def write_train(name, case, out, packages=None):
     """Write a run, and the same run cut in two."""
     folder = open_folder(out, name)
     run = Run(case, _once(case, folder.path / "package", packages))
@@ -178,9 +176,7 @@ def write_train(
     yield folder.close()
 
 
-def write_resume(
-    name: str, case: Case, out: Path, packages: Path | None = None
-) -> Iterator[dict[str, Any]]:
+def write_resume(name, case, out, packages=None):
     """Write a run that begins with a checkpoint in the middle of another."""
     folder = open_folder(out, f"resume_{name}")
     package = _once(case, folder.path / "package", packages)
@@ -278,15 +274,10 @@ def open_folder(out: Path, name: str) -> Folder:
     return Folder(path, {})
 
 
-def write_suite(
-    out: Path, names: Sequence[str] | None = None, packages: Path | None = None
-) -> None:
-    """Write the suite into a folder, in place of one that is there.
+def write_suite(out, names=None, packages=None):
+    """Write the runs of these names, or all and everything else, in place of what is there.
 
-    Args:
-        out: The folder.
-        names: Runs to write; all of them, and everything else, if None.
-        packages: A suite whose packages are trained, where they would be the same.
+    ``packages`` is a suite whose packages are trained, where they would be the same.
     """
     stage = out.with_name(f".{out.name}.new")
     shutil.rmtree(stage, ignore_errors=True)

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -46,13 +45,8 @@ Object.assign(window, {{ ort, kit }});
 
 
 @contextmanager
-def serve(
-    folders: Mapping[str, Path], page: str = PAGE, asked: list[str] | None = None
-) -> Iterator[str]:
-    """Serve each folder under its name, and a page at the root; yield the address.
-
-    ``asked`` gets the path of every request, as the browser sent it.
-    """
+def serve(folders, page=PAGE, asked=None):
+    """Serve each folder under its name, and a page at the root; ``asked`` gets all paths."""
 
     class Mapped(Handler):
         def translate_path(self, path: str) -> str:

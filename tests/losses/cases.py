@@ -1,6 +1,5 @@
 """Losses with their options, data, and the same in PyTorch."""
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from functools import partial
@@ -9,21 +8,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.losses.harness import TorchLoss
+from tests.losses.harness import Case, TorchLoss
 
 SHAPES = {"vector": (6, 5), "sequence": (3, 5, 4), "image": (2, 5, 3, 4)}
 WEIGHT = (0.5, 2.0, 0.0, 1.25, 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A loss with options, the inputs of its predictions, its targets, and the oracle."""
-
-    name: str
-    options: Mapping[str, object]
-    xs: tuple[np.ndarray, ...]
-    targets: tuple[np.ndarray, ...]
-    oracle: TorchLoss
 
 
 def normal(*shape: int, seed: int = 3) -> np.ndarray:
@@ -219,10 +207,7 @@ def _metric() -> dict[str, Case]:
         lambda a, b, t: contrastive(a, b, t) * len(a),
     )  # fmt: skip
 
-    def info_nce(
-        q: torch.Tensor, k: torch.Tensor, *, normalize: bool = True, symmetric: bool = False,
-        reduction: str = "mean",
-    ) -> torch.Tensor:  # fmt: skip
+    def info_nce(q, k, *, normalize=True, symmetric=False, reduction="mean"):
         if normalize:
             q, k = F.normalize(q), F.normalize(k)
         logits = q @ k.T / 0.5

@@ -1,17 +1,14 @@
 """Trains on any loss: parameters are added to what the loss reads, so its gradient is theirs."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import torch
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack_runtime.package.manifest import Manifest
 from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import open_training
 
@@ -19,10 +16,18 @@ RATE = 0.1
 TorchLoss = Callable[..., torch.Tensor]
 
 
-def shifted(
-    shapes: Sequence[Sequence[int]], opset: int = 17, values: Sequence[np.ndarray] | None = None,
-    batch: str = "N",
-) -> onnx.ModelProto:  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A loss with options, inputs of :func:`shifted`, targets; the oracle takes predictions too."""
+
+    name: str
+    options: Mapping[str, object]
+    xs: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    oracle: TorchLoss
+
+
+def shifted(shapes, opset=17, values=None, batch="N"):
     """y0 = x0 + s0, y1 = x1 + s1, ...: each s a parameter of the shape of one sample."""
     samples = [tuple(shape[1:]) for shape in shapes]
     dims = [", ".join([batch, *map(str, sample)]) for sample in samples]
@@ -35,9 +40,7 @@ def shifted(
     return parsed(f"shifted ({inputs}) => ({outputs}) {{{nodes}}}", opset, **shifts)
 
 
-def package(
-    folder: Path, model: onnx.ModelProto, name: str, options: Mapping[str, object], **more: Any
-) -> Manifest:
+def package(folder, model, name, options, **more):
     """A package that trains every parameter of a model with SGD."""
     return build_package(
         model, folder, loss=name, loss_options=options, optimizer=optimizers.SGD(), **more
@@ -52,19 +55,15 @@ def options(optimized: bool) -> onnxruntime.SessionOptions:
 
 
 def check(
-    folder: Path, name: str, loss_options: Mapping[str, object], xs: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray], oracle: TorchLoss, *, opset: int = 17, optimized: bool = True,
-    steps: int = 10, rtol: float = 2e-5, atol: float = 2e-6, loss_rtol: float | None = None,
-) -> None:  # fmt: skip
+    folder, case, *, opset=17, optimized=True, steps=10, rtol=2e-5, atol=2e-6, loss_rtol=None
+):
     """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
 
-    Args:
-        xs: Inputs of :func:`shifted`.
-        oracle: The same loss in PyTorch, of predictions, then targets.
-        optimized: Whether ONNX Runtime optimizes the graphs.
-        loss_rtol: Relative tolerance of losses, if it is another one; their absolute one is then 0.
+    With a ``loss_rtol`` the absolute tolerance of losses is 0.
     """
-    package(folder, shifted([x.shape for x in xs], opset), name, loss_options, prediction=False)
+    xs, targets = case.xs, case.targets
+    model = shifted([x.shape for x in xs], opset)
+    package(folder, model, case.name, case.options, prediction=False)
     state, module, optimizer = open_training(folder, options(optimized))
     optimizer.set_learning_rate(RATE)
     shifts = [
@@ -85,7 +84,7 @@ def check(
     for step in range(steps):
         loss = module(*xs, *targets)
         torch_optimizer.zero_grad()
-        reference = oracle(*predictions(), *wanted)
+        reference = case.oracle(*predictions(), *wanted)
         reference.backward()
         message = f"step {step}"
         assert loss.shape == ()
@@ -104,7 +103,7 @@ def check(
         np.testing.assert_allclose(
             state.parameters[f"s{i}"].data, shift.detach().numpy(), rtol=rtol, atol=10 * atol
         )
-    final = oracle(*predictions(), *wanted).item()
+    final = case.oracle(*predictions(), *wanted).item()
     evaluated = module.eval()(*xs, *targets)
     if isinstance(evaluated, tuple):  # a classifier's evaluation model returns its scores as well
         evaluated = evaluated[0]

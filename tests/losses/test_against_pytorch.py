@@ -1,5 +1,6 @@
 """Every loss with its options follows PyTorch through ten training steps."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
 from odtpack_runtime.training.loop import evaluate
 from tests.losses.cases import CASES, SHAPES, normal, probabilities
-from tests.losses.harness import check, package, shifted
+from tests.losses.harness import Case, check, package, shifted
 from tests.model_text import parsed
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -22,8 +23,7 @@ from tests.sweep import split_rows
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ctc"])  # test_ctc.py
 def test_ten_steps(name, tmp_path):
-    case = CASES[name]
-    check(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle)
+    check(tmp_path, CASES[name])
 
 
 # At every opset the first case of each loss, and at one of them all others.
@@ -40,11 +40,7 @@ AT_OPSETS = [
     ("name", "opset"), split_rows(AT_OPSETS, lambda name, opset: name in FIRST or opset == 13)
 )
 def test_every_opset_without_optimizations(name, opset, tmp_path):
-    case = CASES[name]
-    check(
-        *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle), opset=opset,
-        optimized=False, steps=1,
-    )  # fmt: skip
+    check(tmp_path, CASES[name], opset=opset, optimized=False, steps=1)
 
 
 # The losses of the reference, in one step, to the last digits.
@@ -59,8 +55,8 @@ EXACT: dict[str, Any] = {"steps": 1, "rtol": 1e-5, "atol": 1e-8, "loss_rtol": 1e
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_step_agrees(name, shape, opset, tmp_path):
-    case = CASES[f"{PLAIN[name]}-{shape}"]
-    check(tmp_path, name, {}, case.xs, case.targets, case.oracle, opset=opset, **EXACT)
+    case = dataclasses.replace(CASES[f"{PLAIN[name]}-{shape}"], options={})
+    check(tmp_path, case, opset=opset, **EXACT)
 
 
 @pytest.mark.parametrize("magnitude", [1e2, 1e4, 1e30])
@@ -69,19 +65,19 @@ def test_one_step_agrees(name, shape, opset, tmp_path):
 def test_one_step_of_large_logits(name, shape, magnitude, tmp_path):
     case = CASES[f"{PLAIN[name]}-{shape}"]
     xs = [(x.astype(np.float64) * magnitude).astype(np.float32) for x in case.xs]
-    check(tmp_path, name, {}, xs, case.targets, case.oracle, **EXACT)
+    check(tmp_path, dataclasses.replace(case, options={}, xs=xs), **EXACT)
 
 
 def test_equal_large_logits(tmp_path):
     x, target = np.full((4, 3), 3e38, np.float32), np.array([0, 1, 2, 0])
-    check(tmp_path, "cross_entropy", {}, [x], [target], F.cross_entropy, **EXACT)
+    check(tmp_path, Case("cross_entropy", {}, [x], [target], F.cross_entropy), **EXACT)
 
 
 def test_l1_has_no_slope_at_zero(tmp_path):
     x = normal(4, 3)
     target = x + onnx.numpy_helper.to_array(shifted([x.shape]).graph.initializer[0])
     target[2:] += 1
-    check(tmp_path, "l1", {}, [x], [target], F.l1_loss, **EXACT)
+    check(tmp_path, Case("l1", {}, [x], [target], F.l1_loss), **EXACT)
 
 
 def test_every_loss_has_a_case_and_every_option_another_value():
@@ -112,8 +108,8 @@ FAR = {
 @pytest.mark.parametrize("name", FAR)
 def test_large_predictions(name, magnitude, tmp_path):
     case = FAR[name]
-    xs = [x * magnitude for x in case.xs]
-    check(tmp_path, case.name, case.options, xs, case.targets, case.oracle, steps=2, rtol=3e-5)
+    large = dataclasses.replace(case, xs=[x * magnitude for x in case.xs])
+    check(tmp_path, large, steps=2, rtol=3e-5)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -179,15 +175,13 @@ def test_a_teacher_that_is_certain(tmp_path):
     certain = np.eye(5, dtype=np.float32)[[0, 3, 3]]
     for temperature in (1.0, 20.0):
 
-        def oracle(
-            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
-        ) -> torch.Tensor:
+        def oracle(y, t, temperature=temperature):
             log_p = F.log_softmax(y / temperature, 1)
             return F.kl_div(log_p, t, reduction="batchmean") * temperature**2
 
         options = {"temperature": temperature, "teacher": "probabilities"}
-        folder = tmp_path / f"{temperature:g}"
-        check(folder, "kl_div", options, [normal(3, 5) * 100], [certain], oracle, rtol=5e-5)
+        case = Case("kl_div", options, [normal(3, 5) * 100], [certain], oracle)
+        check(tmp_path / f"{temperature:g}", case, rtol=5e-5)
 
 
 @pytest.mark.parametrize(("name", "oracle"), [

@@ -1,5 +1,6 @@
 """CTC against PyTorch: values, gradients, ten steps; repeated labels, lengths, blanks."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 from odtpack import onnxblock
 from odtpack.build import build_package
 from tests.losses.cases import CTC_LABELS, CTC_LENGTHS, ctc_case, normal
-from tests.losses.harness import check, package, shifted
+from tests.losses.harness import Case, check, package, shifted
 from tests.model_text import parsed
 from tests.onnxblock.nets import Forward, Train, run
 from tests.packaging_tools import open_training
@@ -27,10 +28,7 @@ from tests.refused import refused
 )
 def test_ten_steps(options, opset, optimized, tmp_path):
     case = ctc_case(**options)
-    check(
-        *(tmp_path, "ctc", case.options, case.xs, case.targets, case.oracle), opset=opset,
-        optimized=optimized, rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+    check(tmp_path, case, opset=opset, optimized=optimized, rtol=1e-4, atol=1e-5)
 
 
 def _one(folder: Path, x: np.ndarray, labels: list[int], length: int) -> tuple[float, np.ndarray]:
@@ -62,13 +60,8 @@ def test_labels_that_do_not_fit(tmp_path):
 @pytest.mark.parametrize("magnitude", [1e2, 1e4])
 def test_large_logits(magnitude, tmp_path):
     case = ctc_case()
-    xs = [case.xs[0] * np.float32(magnitude)]
-    check(
-        *(tmp_path, "ctc", case.options, xs, case.targets, case.oracle),
-        steps=1,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    large = dataclasses.replace(case, xs=[case.xs[0] * np.float32(magnitude)])
+    check(tmp_path, large, steps=1, rtol=1e-4, atol=1e-5)
 
 
 def test_long_sequences(tmp_path):
@@ -80,17 +73,8 @@ def test_long_sequences(tmp_path):
     def oracle(y: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
         return F.ctc_loss(F.log_softmax(y, 2), *targets)
 
-    check(
-        tmp_path,
-        "ctc",
-        {"layout": "TNC"},
-        [x],
-        [labels, *lengths],
-        oracle,
-        steps=1,
-        rtol=3e-4,
-        atol=1e-5,
-    )
+    case = Case("ctc", {"layout": "TNC"}, [x], [labels, *lengths], oracle)
+    check(tmp_path, case, steps=1, rtol=3e-4, atol=1e-5)
 
 
 def test_what_is_padded_does_not_matter(tmp_path):

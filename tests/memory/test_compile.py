@@ -55,8 +55,8 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def build(model: onnx.ModelProto, memory: MemorySpec | None) -> Graphs:
-    names = tuple(trainable_names(model))
+def build(model: onnx.ModelProto, memory: MemorySpec | None, names: Any = ()) -> Graphs:
+    names = tuple(names or trainable_names(model))
     loss = losses.make_loss("cross_entropy")
     return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
@@ -94,10 +94,7 @@ def kept(name: str) -> Graphs:
 
 @functools.cache
 def halved(name: str) -> Graphs:
-    """With so much computed again that half of the activations are left, or what comes next to it.
-
-    No test changes it: the choice takes seconds.
-    """
+    """With so much computed again that half of the activations are left, or what comes next."""
     return build(MODELS[name](), least(0.5, kept(name)))
 
 

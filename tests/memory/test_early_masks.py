@@ -9,16 +9,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from odtpack import losses
 from odtpack.memory import early_masks
 from odtpack.memory.schedule import Step
-from odtpack.model.loading import load_model
-from odtpack.package.task import Graphs, Task
-from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 from tests import zoo
-from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
+from tests.memory.test_compile import BATCH, ROOT, build, feeds, run, written
 from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import trainable_names
 from tests.programs import ran
@@ -56,11 +52,6 @@ def network(activation: str) -> onnx.ModelProto:
     )
 
 
-def build(model: onnx.ModelProto, names: tuple[str, ...], memory: MemorySpec | None) -> Graphs:
-    loss = losses.make_loss("cross_entropy")
-    return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
-
-
 BIASES = tuple(f"b{i}" for i in range(LAYERS))
 ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
 
@@ -68,7 +59,7 @@ ORDER = MemorySpec(batch=BATCH, limit=0, slowdown=0.0)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_are_those_of_the_activation(activation):
     model = network(activation)
-    plain, compiled = (build(model, BIASES, memory) for memory in (None, ORDER))
+    plain, compiled = (build(model, memory, BIASES) for memory in (None, ORDER))
     assert compiled.memory.after < compiled.memory.before
     given = feeds(model, plain)
     for level in LEVELS:
@@ -89,7 +80,7 @@ def kept(graph: RuntimeGraph) -> list[int]:
 
 @pytest.mark.parametrize("activation", ["Relu", "ReLU6", "LeakyRelu"])
 def test_a_byte_is_kept_of_each_element(activation, tmp_path):
-    graph = written(build(network(activation), BIASES, ORDER), tmp_path)
+    graph = written(build(network(activation), ORDER, BIASES), tmp_path)
     assert kept(graph) == [SIZE] * LAYERS
     made = {"And", "Cast", "Greater", "Less"}
     masks = [
@@ -103,27 +94,26 @@ def test_a_byte_is_kept_of_each_element(activation, tmp_path):
 
 def test_what_a_weight_gradient_reads_is_kept_once(tmp_path):
     """The weight of the third convolution is trained, and reads the second activation."""
-    graph = written(build(network("ReLU6"), (*BIASES, "w2"), ORDER), tmp_path)
+    graph = written(build(network("ReLU6"), ORDER, (*BIASES, "w2")), tmp_path)
     assert kept(graph) == [SIZE] * (LAYERS - 1) + [4 * SIZE]
 
 
 def test_nothing_changes_where_weight_gradients_read_the_activations(monkeypatch):
     """But for the last, and one mask of ten is not worth an order of its own."""
     names = (*BIASES, *(f"w{i}" for i in range(LAYERS)))
-    found = build(network("ReLU6"), names, ORDER)
+    found = build(network("ReLU6"), ORDER, names)
     monkeypatch.setattr(early_masks, "compute_early", lambda *_: frozenset())
-    assert ir.to_proto(found.training) == ir.to_proto(
-        build(network("ReLU6"), names, ORDER).training
-    )
+    plain = build(network("ReLU6"), ORDER, names)
+    assert ir.to_proto(found.training) == ir.to_proto(plain.training)
 
 
 def test_what_is_computed_again_goes_with_masks():
     """Biases of a MobileNetV2 with training-mode batch normalization, and half of the memory."""
     model = zoo.mobilenet_v2(32, width_mult=0.35, stages=3, batch_norm="train")
     biases = tuple(name for name in trainable_names(model) if name.endswith("bias"))
-    plain, ordered = build(model, biases, None), build(model, biases, ORDER)
+    plain, ordered = build(model, None, biases), build(model, ORDER, biases)
     limit = ordered.memory.after * 3 // 4
-    halved = build(model, biases, MemorySpec(batch=BATCH, limit=limit, slowdown=1.0))
+    halved = build(model, MemorySpec(batch=BATCH, limit=limit, slowdown=1.0), biases)
     assert halved.memory.decisions
     assert halved.memory.after < ordered.memory.after < 0.8 * ordered.memory.before
     given = feeds(model, plain)
@@ -143,7 +133,7 @@ print(digest())
 
 def digest() -> str:
     """Of a training model with masks in place of activations."""
-    training = build(network("Relu"), BIASES, ORDER).training
+    training = build(network("Relu"), ORDER, BIASES).training
     return hashlib.sha256(ir.to_proto(training).SerializeToString()).hexdigest()
 
 

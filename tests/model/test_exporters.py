@@ -1,6 +1,5 @@
 """Parameters are found by the names that they had before PyTorch's exporters renamed them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -84,9 +83,7 @@ def test_within_a_module(node, path):
     }
 
 
-def _noted(
-    model: onnx.ModelProto, key: str = KIND, shape: Sequence[int] | None = None, **notes: str
-) -> onnx.ModelProto:
+def _noted(model, key=KIND, shape=None, **notes):
     """The model with notes about initializers, by torch.export what they were."""
     for name, note in notes.items():
         info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)

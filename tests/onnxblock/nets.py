@@ -1,6 +1,6 @@
 """Forward models for block tests, and ways to run what blocks make of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,9 +68,7 @@ class Twin(nn.Module):
         }
 
 
-def run(
-    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], optimized: bool = True
-) -> dict[str, np.ndarray]:
+def run(model, feeds, optimized=True):
     """Outputs by name. Gradient buffers start at zero and are replaced."""
     given = dict(feeds)
     for node in model.graph.input:

@@ -236,9 +236,7 @@ class Momentum(optim.Optimizer):
 
     moments = ("first_order_moments",)
 
-    def update(
-        self, learning_rate: str, step: str, params: str, gradients: str, *moments: str
-    ) -> tuple[str, str]:
+    def update(self, learning_rate, step, params, gradients, *moments):
         keep = blocks.Mul()(blocks.Constant(0.9)(), moments[0])
         velocity = blocks.Add()(keep, gradients)
         change = blocks.Mul()(velocity, learning_rate)
@@ -271,9 +269,7 @@ class Overtaking(optim.Optimizer):
 
     moments = ("first_order_moments",)
 
-    def update(
-        self, learning_rate: str, step: str, params: str, gradients: str, *moments: str
-    ) -> tuple[str, str]:
+    def update(self, learning_rate, step, params, gradients, *moments):
         return blocks.Sub()(params, gradients), blocks.Add()(moments[0], params)
 
 

@@ -1,6 +1,5 @@
 """Training blocks: gradients of parameters and inputs, evaluation models, checkpoints."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,10 +35,7 @@ class CrossEntropy(onnxblock.TrainingBlock):
         return (loss, *self.more) if self.more else loss
 
 
-def trained(
-    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str,
-    on: Iterable[str] | None = None, **wanted: bool,
-) -> onnxblock.TrainingBlock:  # fmt: skip
+def trained(model, block, *outputs, on=None, **wanted):
     for name in names(model) if on is None else on:
         block.requires_grad(name, wanted.get(name.replace(".", "_"), True))
     with onnxblock.base(model):

@@ -23,10 +23,7 @@ def transformer(opset: int = 14) -> onnx.ModelProto:
 
 
 def small(head: str = "", ratio: float = 0.0) -> onnx.ModelProto:
-    """Convolution, batch normalization in training mode, Dropout and a Gemm.
-
-    ``head`` is a loss in the graph: nodes that compute ``loss`` from ``y`` and ``labels``.
-    """
+    """Convolution, batch normalization in training mode, Dropout, Gemm, and a loss as ``head``."""
     rng = np.random.default_rng(4)
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 15]>

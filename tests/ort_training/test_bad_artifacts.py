@@ -26,11 +26,7 @@ Change = Callable[[Path], Any]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts with the reference's operators, without the reference: our own for it.
-
-    Their training model has InPlaceAccumulatorV2 and BatchNormInternal, their optimizer model
-    AdamWOptimizer, as its own have.
-    """
+    """Artifacts with the reference's operators, without the reference: our own for it."""
     folder = tmp_path_factory.mktemp("made")
     build_package(
         models.small(ratio=0.3), folder / "a", loss="cross_entropy", train=models.TRAINED,
@@ -66,22 +62,25 @@ def node(graph: onnx.GraphProto, op_type: str) -> onnx.NodeProto:
     return next(item for item in graph.node if item.op_type == op_type)
 
 
+def read_as(graph: onnx.GraphProto, old: str, new: str) -> None:
+    for item in graph.node:
+        item.input[:] = [new if name == old else name for name in item.input]
+
+
 def other_name(graph: onnx.GraphProto) -> None:
     node(graph, "Dropout").output[0] = "elsewhere"
-    for item in graph.node:
-        item.input[:] = ["elsewhere" if name == "d" else name for name in item.input]
+    read_as(graph, "d", "elsewhere")
 
 
 def rename_input(graph: onnx.GraphProto) -> None:
     graph.input[0].name = "image"
-    for item in graph.node:
-        item.input[:] = ["image" if name == "x" else name for name in item.input]
+    read_as(graph, "x", "image")
 
 
 def spoil_text(graph: onnx.GraphProto) -> None:
     """As one flipped byte does."""
-    conv = next(node for node in graph.node if node.op_type == "Conv")
-    conv.attribute.append(onnx.helper.make_attribute("auto_pad", b"NOTSE\xff"))
+    wrong = onnx.helper.make_attribute("auto_pad", b"NOTSE\xff")
+    node(graph, "Conv").attribute.append(wrong)
 
 
 def replace_relu(op_type: str) -> Callable[[onnx.GraphProto], None]:
@@ -96,10 +95,6 @@ def adam_mode(graph: onnx.GraphProto) -> None:
     for attribute in graph.node[0].attribute:
         if attribute.name == "adam_mode":
             attribute.i = 7
-
-
-def without_gradients(folder: Path) -> None:
-    shutil.copy(folder / "eval_model.onnx", folder / "training_model.onnx")
 
 
 def plain(folder: Path) -> None:
@@ -122,24 +117,17 @@ def with_moments(count: int, *, whole: bool = True) -> Callable[[CheckpointData]
     return change
 
 
-def freeze_one(data: CheckpointData) -> CheckpointData:
-    trainable = dict(data.trainable)
-    moved = {"fc_bias": trainable.pop("fc_bias")}
-    return dataclasses.replace(data, trainable=trainable, frozen=data.frozen | moved)
-
-
-def lose_one(data: CheckpointData) -> CheckpointData:
+def lose_one(data: CheckpointData, **more: Any) -> CheckpointData:
     trainable = {name: array for name, array in data.trainable.items() if name != "fc_bias"}
-    return dataclasses.replace(data, trainable=trainable)
+    return dataclasses.replace(data, trainable=trainable, **more)
 
 
-def add_one(data: CheckpointData) -> CheckpointData:
-    return dataclasses.replace(data, frozen=data.frozen | {"more": np.ones(2, np.float32)})
+def freeze_one(data: CheckpointData) -> CheckpointData:
+    return lose_one(data, frozen=data.frozen | {"fc_bias": data.trainable["fc_bias"]})
 
 
-def stretch(data: CheckpointData) -> CheckpointData:
-    longer = {"fc_bias": np.ones(4, np.float32)}
-    return dataclasses.replace(data, trainable=data.trainable | longer)
+def put(place: str, **arrays: np.ndarray) -> Callable[[CheckpointData], CheckpointData]:
+    return lambda data: dataclasses.replace(data, **{place: getattr(data, place) | arrays})
 
 
 def nominal(data: CheckpointData) -> CheckpointData:
@@ -183,7 +171,8 @@ BAD: dict[str, tuple[Change, str, str]] = {
         "invalid-model",
         "UTF-8",
     ),
-    "forward-model": (without_gradients, "nothing-to-train", "no gradients"),
+    "forward-model": (lambda folder: shutil.copy(folder / EVAL, folder / TRAINING),
+                      "nothing-to-train", "no gradients"),
     "our-package": (plain, "not-artifacts", "package already"),
     "no-reset": (in_model(TRAINING, without_reset), "not-artifacts", "1.19"),
     "other-inputs": (in_model(EVAL, rename_input), "artifacts-mixed", "inputs"),
@@ -194,8 +183,10 @@ BAD: dict[str, tuple[Change, str, str]] = {
                           "unknown-optimizer", "LambOptimizer"),
     "unknown-adam": (in_model(OPTIMIZER, adam_mode), "unknown-optimizer", "adam_mode 7"),
     "parameter-missing": (in_checkpoint(lose_one), "checkpoint-mismatch", "'fc_bias'"),
-    "parameter-more": (in_checkpoint(add_one), "checkpoint-mismatch", "'more'"),
-    "parameter-shape": (in_checkpoint(stretch), "checkpoint-mismatch", "[4]"),
+    "parameter-more": (in_checkpoint(put("frozen", more=np.ones(2, np.float32))),
+                       "checkpoint-mismatch", "'more'"),
+    "parameter-shape": (in_checkpoint(put("trainable", fc_bias=np.ones(4, np.float32))),
+                        "checkpoint-mismatch", "[4]"),
     "parameter-frozen": (in_checkpoint(freeze_one), "checkpoint-mismatch", "freezes"),
     "nominal": (in_checkpoint(nominal), "checkpoint-nominal", "--checkpoint"),
     "one-moment": (in_checkpoint(with_moments(1)), "optimizer-mismatch", "adamw"),

@@ -87,6 +87,14 @@ def test_ten_steps_follow_pytorch(name, tmp_path):
         assert answer["eval_loss"] == pytest.approx(theirs.eval_loss, rel=1e-5)
 
 
+def both(folder, model, feeds, **options):
+    """Data, and a package of each runtime."""
+    np.savez(folder / "data.npz", **feeds)
+    build_package(model, folder / "theirs", runtime=TARGET, **options)
+    verify_package(folder / "theirs")
+    build_package(model, folder / "ours", **options)
+
+
 OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, Any], float]] = {
     "sgd-clip": (SGD(), {"clip_norm": 0.2}, 0.2),
     "adamw": (AdamW(), {}, 0.01),
@@ -108,14 +116,8 @@ def test_both_runtimes_agree(name, loss, tmp_path):
     optimizer, update, rate = OPTIMIZERS[name]
     model = zoo.mlp((6, 8, 10))
     feeds = models.feeds(model, loss, 8)
-    np.savez(tmp_path / "data.npz", **feeds)
-    options: dict[str, Any] = {
-        "loss": loss, "optimizer": optimizer, **update,
-        "freeze": ["fc1.bias"], "outputs": ["output"],
-    }  # fmt: skip
-    build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
-    verify_package(tmp_path / "theirs")
-    build_package(model, tmp_path / "ours", **options)
+    options = {"loss": loss, "freeze": ["fc1.bias"], "outputs": ["output"]}
+    both(tmp_path, model, feeds, optimizer=optimizer, **update, **options)
     answer = client.train(
         folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=5, accumulate=2,
         batch=3, learning_rate=rate, parameters=tmp_path / "parameters.npz",
@@ -148,13 +150,7 @@ def test_running_statistics(tmp_path):
     """They follow the batch there too, the variance without n / (n - 1)."""
     model = models.small()
     feeds = models.feeds(model, "cross_entropy", 8)
-    np.savez(tmp_path / "data.npz", **feeds)
-    options: dict[str, Any] = {
-        "loss": "cross_entropy", "optimizer": SGD(), "train": models.TRAINED,
-    }  # fmt: skip
-    build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
-    verify_package(tmp_path / "theirs")
-    build_package(model, tmp_path / "ours", **options)
+    both(tmp_path, model, feeds, loss="cross_entropy", optimizer=SGD(), train=models.TRAINED)
     client.train(
         folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=1, learning_rate=0.1,
         parameters=tmp_path / "parameters.npz",
@@ -176,12 +172,8 @@ def test_frozen_float16_parameters_load_there(tmp_path):
     model = retyped(zoo.mlp((6, 8, 4)), np.float16)
     x, labels = batch(model, 8, classes=4)
     feeds = {"input": x.astype(np.float16), "labels": labels}
-    np.savez(tmp_path / "data.npz", **feeds)
-    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": SGD(), "train": ["fc2.*"]}
-    frozen = {"freeze": ["fc1.*"]}
-    build_package(model, tmp_path / "theirs", runtime=TARGET, **options, **frozen)
-    verify_package(tmp_path / "theirs")
-    build_package(model, tmp_path / "ours", **options, **frozen)
+    chosen = {"train": ["fc2.*"], "freeze": ["fc1.*"]}
+    both(tmp_path, model, feeds, loss="cross_entropy", optimizer=SGD(), **chosen)
     answer = client.train(
         folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=2, learning_rate=0.1
     )

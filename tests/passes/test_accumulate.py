@@ -230,21 +230,11 @@ def test_a_scatter_that_stays(old, new):
         f"{{ {text} {other[0]} }}",
         opset=18,
     )
-    kept = model.graph.outputs[1:]
-    del model.graph.outputs[1:]
-    gradient = model.graph.outputs.pop()
-    buffer = ir.val("buffer", dtype=ir.DataType.FLOAT, shape=[40, 30])
-    reset = ir.val("reset", dtype=ir.DataType.BOOL, shape=[])
-    model.graph.inputs.extend([buffer, reset])
-    model.graph.outputs.extend(
-        [*kept, accumulate(Ops(model.graph, "new/"), gradient, buffer, reset)]
-    )
+    model = _accumulated(model)
     assert "ScatterElements" in op_types(model.graph)
     feeds = _feeds(model, 20)
-    fresh = run(model, feeds | {"reset": np.array(True)})
-    added = run(model, feeds | {"reset": np.array(False)})
-    name = str(model.graph.outputs[-1].name)
-    np.testing.assert_allclose(added[name], feeds["buffer"] + fresh[name], rtol=1e-6)
+    fresh, added = (run(model, feeds | {"reset": np.array(e)})["out"] for e in (True, False))
+    np.testing.assert_allclose(added, feeds["buffer"] + fresh, rtol=1e-6)
 
 
 def _sum(terms: str, *, marked: bool = True) -> ir.Model:

@@ -20,9 +20,7 @@ TRAIN = (
 )
 
 
-def _model(
-    body: str = "", shape: str = "N, 3, 4, 5", attributes: str = "", outputs: str = "y", opset=17
-) -> ir.Model:
+def _model(body="", shape="N, 3, 4, 5", attributes="", outputs="y", opset=17):
     body = body or TRAIN.format(attributes=attributes)
     text = NORM.format(shape=shape, body=body, outputs=outputs)
     return parse(text, opset, domains=[INTERNAL_DOMAIN])

@@ -23,8 +23,7 @@ SEED = np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
 BOUNDS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535)}
 
 
-def pair(dtype: str, shape: str, attributes: str = "", opset: int = 17, zero: bool = True,
-         body: str = "") -> ir.Model:  # fmt: skip
+def pair(dtype, shape, attributes="", opset=17, zero=True, body=""):
     """A pair with its parameters as inputs."""
     names = "s, z" if zero else "s"
     body = body or (

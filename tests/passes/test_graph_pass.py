@@ -1,5 +1,7 @@
 """What the pipeline checks of a pass, before and after it."""
 
+from unittest import mock
+
 import onnx_ir as ir
 import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError
@@ -29,10 +31,6 @@ def _rename(graph: ir.Graph) -> None:
     graph.name = "renamed"
 
 
-def _refuse(graph: ir.Graph) -> None:
-    raise OdtpackError("unknown-shape", f"{graph.name} is refused")
-
-
 def test_it_says_whether_it_changed_the_model():
     model = _model()
     assert not apply(model, _nothing)
@@ -54,8 +52,9 @@ def test_what_it_lowers_is_gone(lowers):
 
 
 def test_errors_for_the_user_stay_what_they_are():
-    with pytest.raises(OdtpackError, match="g is refused"):
-        apply(_model(), _refuse)
+    refuse = mock.Mock(side_effect=OdtpackError("unknown-shape", "it is refused"))
+    with pytest.raises(OdtpackError, match="it is refused"):
+        apply(_model(), refuse)
 
 
 CNN = """

@@ -16,6 +16,15 @@ MOMENTUM = """momentum (float[n] p, float[n] g, float[n] b, float[1] rate)
 }"""
 
 
+def computes_the_same(model: ir.Model, plain: ir.Model, feeds: dict[str, np.ndarray]) -> None:
+    both = [
+        onnx.reference.ReferenceEvaluator(ir.to_proto(each)).run(None, feeds)
+        for each in (check(plain), model)
+    ]
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_an_update_is_one_function_whose_body_is_its_nodes():
     plain = parse(MOMENTUM)
     model = wrap(plain)
@@ -24,12 +33,7 @@ def test_an_update_is_one_function_whose_body_is_its_nodes():
     (body,) = model.functions.values()
     assert [node.op_type for node in body] == op_types(plain.graph)
     feeds = {name: np.arange(4, dtype=np.float32) for name in "pgb"} | {"rate": np.float32([0.5])}
-    both = [
-        onnx.reference.ReferenceEvaluator(ir.to_proto(each)).run(None, feeds)
-        for each in (check(plain), model)
-    ]
-    for one, other in zip(*both, strict=True):
-        np.testing.assert_array_equal(one, other)
+    computes_the_same(model, plain, feeds)
 
 
 @pytest.mark.parametrize(("text", "left"), [
@@ -69,8 +73,7 @@ def test_equal_bodies_are_one_function_whatever_their_scalars():
         a = Mul(p, r) y = Sub(a, r) b = Mul(q, s) z = Sub(b, s) }"""
     model = wrap(parse(text))
     assert op_types(model.graph) == ["Kernel0", "Kernel0"]
-    assert len(model.functions) == 1
-    assert model.graph.opset_imports[DOMAIN] == 1
+    assert (len(model.functions), model.graph.opset_imports[DOMAIN]) == (1, 1)
 
 
 def test_an_alias_that_does_not_hold_is_refused():
@@ -119,14 +122,7 @@ def test_of_normalizations_that_scale_by_each_other_s_means_one_stays(scale, nat
     random = np.random.default_rng(0)
     feeds = {name: random.standard_normal((2, 3, 4, 4)).astype(np.float32) for name in "pq"}
     feeds |= {"bias": np.ones(3, np.float32), "zeros": np.zeros(3, np.float32)}
-    both = [
-        onnx.reference.ReferenceEvaluator(ir.to_proto(each)).run(
-            None, feeds | {"count": np.float32(32)}
-        )
-        for each in (check(plain), model)
-    ]
-    for one, other in zip(*both, strict=True):
-        np.testing.assert_array_equal(one, other)
+    computes_the_same(model, plain, feeds | {"count": np.float32(32)})
 
 
 def test_rows_that_read_what_a_normalization_centered_do_not_wait_for_themselves():

@@ -1,10 +1,8 @@
 """Models in text, packaged with the reference's generate_artifacts, and held to PyTorch."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,17 +20,12 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def package(
-    folder: Path, model: onnx.ModelProto, train: list[str],
-    loss: LossType | None = LossType.MSELoss, optimizer: OptimType = OptimType.SGD,
-) -> Training:  # fmt: skip
+def package(folder, model, train, loss=LossType.MSELoss, optimizer=OptimType.SGD):
     generate_artifacts(model, train, loss=loss, optimizer=optimizer, artifact_directory=folder)
     return open_training(folder)
 
 
-def follows(
-    folder: Path, model: onnx.ModelProto, train: list[str], x: np.ndarray, forward: Forward
-) -> Training:
+def follows(folder, model, train, x, forward):
     """Package a model with MSE; its loss and gradients are PyTorch's. ``forward(x, **trained)``."""
     training = package(folder, model, train)
     state, module, _ = training

@@ -1,8 +1,4 @@
-"""What the reference's C++ tests of its training API check, by behaviour, through Python.
-
-(``orttraining/test/training_api/core``: training_api_tests, training_capi_tests and
-checkpoint_test.)
-"""
+"""What the reference's C++ tests (orttraining/test/training_api/core) check, through Python."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """Checkpoints to read and write, and a second writer that also makes wrong ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import flatbuffers
 import numpy as np
@@ -31,25 +32,20 @@ def sample() -> CheckpointData:
 
 
 def assert_same(left: CheckpointData, right: CheckpointData) -> None:
-    assert left.nominal == right.nominal
-    ours, theirs = ({k: (type(v), v) for k, v in each.properties.items()} for each in (left, right))
-    assert ours == theirs
-    pairs = [(left.trainable, right.trainable), (left.frozen, right.frozen)]
-    assert (left.optimizer is None) == (right.optimizer is None)
-    if left.optimizer and right.optimizer:
-        for key in ("step", "learning_rate", "kind"):
-            assert getattr(left.optimizer, key) == getattr(right.optimizer, key), key
-        moments = left.optimizer.moments, right.optimizer.moments
-        assert list(moments[0]) == list(moments[1])
-        for name in moments[0]:
-            one, other = (dict(enumerate(each[name])) for each in moments)
-            pairs.append((one, other))
-    for ours, theirs in pairs:
-        assert list(ours) == list(theirs)
-        for name, array in ours.items():
-            assert array.dtype == theirs[name].dtype
-            assert array.shape == theirs[name].shape
-            assert array.tobytes() == theirs[name].tobytes()
+    assert _told(left) == _told(right)
+
+
+def _told(data: CheckpointData) -> tuple[object, ...]:
+    """All of it but the order of properties."""
+    optimizer = data.optimizer
+    moments = {} if optimizer is None else optimizer.moments
+    arrays = [data.trainable, data.frozen, *(dict(enumerate(m)) for m in moments.values())]
+    return (
+        data.nominal,
+        {name: (type(value), value) for name, value in data.properties.items()},
+        optimizer and (optimizer.step, optimizer.learning_rate, optimizer.kind, list(moments)),
+        [[(n, a.dtype, a.shape, a.tobytes()) for n, a in each.items()] for each in arrays],
+    )
 
 
 class Foreign:
@@ -58,9 +54,11 @@ class Foreign:
     def __init__(self) -> None:
         self.b = flatbuffers.Builder(64)
 
-    def table(self, fields: dict[int, tuple[str, object]]) -> int:
+    def table(self, fields: dict[int, Any]) -> int:
+        """Fields with their kinds; a number alone is the offset of what it refers to."""
         self.b.StartObject(8)
-        for slot, (kind, value) in fields.items():
+        for slot, field in fields.items():
+            kind, value = field if isinstance(field, tuple) else ("UOffsetTRelative", field)
             getattr(self.b, f"Prepend{kind}Slot")(slot, value, -99 if kind == "Int64" else 0)
         return self.b.EndObject()
 
@@ -70,43 +68,32 @@ class Foreign:
             self.b.PrependUOffsetTRelative(offset)
         return self.b.EndVector()
 
-    def tensor(
-        self, name: str = "w", dims: tuple[int, ...] = (2,), code: int = 1,
-        raw: bytes | None = bytes(8), offset: int | None = None, doc: str | None = None,
-    ) -> int:  # fmt: skip
-        fields: dict[int, tuple[str, object]] = {3: ("Int32", code)}
-        references = {0: self.b.CreateString(name)}
-        references[2] = self.b.CreateNumpyVector(np.array(dims, np.int64))
+    def tensor(self, name="w", dims=(2,), code=1, raw=bytes(8), offset=None, doc=None):
+        fields: dict[int, Any] = {0: self.b.CreateString(name)}
+        fields[2] = self.b.CreateNumpyVector(np.array(dims, np.int64))
         if doc is not None:
-            references[1] = self.b.CreateString(doc)
+            fields[1] = self.b.CreateString(doc)
         if raw is not None:
-            references[4] = self.b.CreateByteVector(raw)
+            fields[4] = self.b.CreateByteVector(raw)
+        fields[3] = ("Int32", code)
         if offset is not None:
             fields[6] = ("Int64", offset)
-        return self.table({k: ("UOffsetTRelative", v) for k, v in references.items()} | fields)
+        return self.table(fields)
 
     def finish(
         self, trainable: Sequence[int], frozen: Sequence[int] = (), version: int = 2,
         external: bool = False, nominal: bool = False, groups: int = 0, bag: int = 0,
     ) -> bytes:  # fmt: skip
         a, b = self.vector(trainable), self.vector(frozen)
-        module = self.table({
-            0: ("UOffsetTRelative", a), 1: ("UOffsetTRelative", b), 2: ("Bool", nominal),
-            3: ("Bool", external),
-        })  # fmt: skip
-        root = self.table({
-            0: ("Int32", version), 1: ("UOffsetTRelative", module), 2: ("UOffsetTRelative", groups),
-            3: ("UOffsetTRelative", bag),
-        })  # fmt: skip
+        module = self.table({0: a, 1: b, 2: ("Bool", nominal), 3: ("Bool", external)})
+        root = self.table({0: ("Int32", version), 1: module, 2: groups, 3: bag})
         self.b.Finish(root, b"ODTC")
         return bytes(self.b.Output())
 
     def group(self, name: str = "group0", states: Sequence[int] = (), step: int = 1) -> int:
         label, entries = self.b.CreateString(name), self.vector(states)
-        return self.table(
-            {0: ("UOffsetTRelative", label), 1: ("Int64", step), 3: ("UOffsetTRelative", entries)}
-        )
+        return self.table({0: label, 1: ("Int64", step), 3: entries})
 
     def state(self, name: str, moments: Sequence[int]) -> int:
         label, tensors = self.b.CreateString(name), self.vector(moments)
-        return self.table({0: ("UOffsetTRelative", label), 1: ("UOffsetTRelative", tensors)})
+        return self.table({0: label, 1: tensors})

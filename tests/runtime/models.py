@@ -1,8 +1,4 @@
-"""Small training packages written by hand, and their formulas in numpy float64.
-
-The models follow the graph contract of odtpack; nothing here comes from the packager, so that
-the runtime is tested against the contract and not against its other half.
-"""
+"""Small training packages, and their formulas in numpy float64; nothing is the packager's."""
 
 from __future__ import annotations
 

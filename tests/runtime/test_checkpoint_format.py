@@ -93,10 +93,8 @@ properties = st.dictionaries(
 @settings(max_examples=60, deadline=None)
 def test_round_trip(tmp_path_factory, trainable, frozen, properties, step):
     frozen = {name: array for name, array in frozen.items() if name not in trainable}
-    optimizer = None
-    if step is not None:
-        moments = {name: [array.copy(), array.copy()] for name, array in trainable.items()}
-        optimizer = OptimizerState(step, 0.5, moments)
+    moments = {name: [array.copy(), array.copy()] for name, array in trainable.items()}
+    optimizer = None if step is None else OptimizerState(step, 0.5, moments)
     data = CheckpointData(trainable, frozen, False, optimizer, properties)
     path = tmp_path_factory.mktemp("c") / "checkpoint"
     write_checkpoint(path, data)
@@ -118,10 +116,8 @@ def test_nominal_state_keeps_names_and_types_only(tmp_path):
     )
     write_checkpoint(tmp_path / "c", data)
     back = read_checkpoint(tmp_path / "c")
-    assert back.nominal
-    assert back.properties == {"round": 7}
-    assert back.trainable["w"].shape == (0,)
-    assert back.trainable["w"].dtype == np.float32
+    assert (back.nominal, back.properties) == (True, {"round": 7})
+    assert (back.trainable["w"].shape, back.trainable["w"].dtype) == ((0,), np.float32)
     assert back.frozen["t"].dtype == np.int64
 
 
@@ -329,10 +325,8 @@ def test_what_flatc_builds_is_read(flatc, tmp_path):
     for name, array in {**written.trainable, **written.frozen}.items():
         np.testing.assert_array_equal({**found.trainable, **found.frozen}[name], array, strict=True)
     assert (found.optimizer.step, found.optimizer.learning_rate) == (9, 0.25)
-    for one, other in zip(
-        found.optimizer.moments["fc.weight"], written.optimizer.moments["fc.weight"], strict=True
-    ):
-        np.testing.assert_array_equal(one, other, strict=True)
+    moments = (each.optimizer.moments["fc.weight"] for each in (found, written))
+    np.testing.assert_array_equal(*map(np.stack, moments), strict=True)
 
 
 def test_a_file_without_a_version_is_refused(flatc, tmp_path):

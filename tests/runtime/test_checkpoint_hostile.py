@@ -17,31 +17,22 @@ def _shared_data(f: Foreign) -> bytes:
     """Three tensors of 400 bytes that are one: memory that the file does not pay for."""
     one = f.b.CreateByteVector(bytes(400))
     dims = f.b.CreateNumpyVector(np.array([100], np.int64))
-    tables = []
-    for name in "abc":
-        references = {0: f.b.CreateString(name), 2: dims, 4: one}
-        fields = {slot: ("UOffsetTRelative", to) for slot, to in references.items()}
-        tables.append(f.table({**fields, 3: ("Int32", 1)}))
-    return f.finish(tables)
+    names = [f.b.CreateString(name) for name in "abc"]
+    return f.finish([f.table({0: name, 2: dims, 4: one, 3: ("Int32", 1)}) for name in names])
 
 
 def _shared_text(f: Foreign) -> bytes:
     """Properties whose values are one long text."""
     text = f.b.CreateString("x" * 1000)
-    entries = []
-    for name in "abc":
-        label = f.b.CreateString(name)
-        entries.append(f.table({0: ("UOffsetTRelative", label), 1: ("UOffsetTRelative", text)}))
-    bag = f.table({2: ("UOffsetTRelative", f.vector(entries))})
-    return f.finish([], bag=bag)
+    names = [f.b.CreateString(name) for name in "abc"]
+    entries = f.vector([f.table({0: name, 1: text}) for name in names])
+    return f.finish([], bag=f.table({2: entries}))
 
 
 def _property_twice(f: Foreign) -> bytes:
-    entries = []
-    for _ in range(2):
-        label = f.b.CreateString("p")
-        entries.append(f.table({0: ("UOffsetTRelative", label), 1: ("Int64", 1)}))
-    return f.finish([], bag=f.table({0: ("UOffsetTRelative", f.vector(entries))}))
+    labels = [f.b.CreateString("p") for _ in range(2)]
+    entries = f.vector([f.table({0: label, 1: ("Int64", 1)}) for label in labels])
+    return f.finish([], bag=f.table({0: entries}))
 
 
 Make = Callable[[Foreign], bytes]

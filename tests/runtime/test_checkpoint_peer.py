@@ -55,9 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ours(
-    folder: Path, kind: str, checkpoint: Path, steps: int, save: Path | None = None
-) -> tuple[list[float], CheckpointState]:
+def ours(folder, kind, checkpoint, steps, save=None):
     """Steps on our runtime with the data that the reference gets too."""
     state = CheckpointState.load_checkpoint(checkpoint)
     module = Module(folder / "training.onnx", state)

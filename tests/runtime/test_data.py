@@ -78,14 +78,10 @@ def test_a_mask_of_another_kind_is_ignored(mask, tmp_path):
     assert load_dataset(save(tmp_path / "d.npz", attention_mask=mask, **good()), SPECS)
 
 
-NAN = good()["input"]
-NAN[3, 1, 1] = np.nan
-INFINITE = good()["input"]
-INFINITE[4, 0, 0] = -np.inf
-LATE = good()["labels"]
-LATE[2, 3] = 10
-NEGATIVE = good()["labels"]
-NEGATIVE[0, 1] = -1
+def spoilt(name: str, *place: int, value: float) -> dict[str, np.ndarray]:
+    array = good()[name]
+    array[place] = value
+    return {name: array}
 
 
 @pytest.mark.parametrize(("change", "code", "says"), [
@@ -102,10 +98,10 @@ NEGATIVE[0, 1] = -1
     ({"labels": good()["labels"][:, :3]}, "data-shape", "'len' is 4 in array 'input' and 3"),
     ({"labels": good()["labels"][:4]}, "data-length", "'labels' has 4 .* 'input' has 5"),
     ({"input": good(0)["input"], "labels": good(0)["labels"]}, "data-empty", "'input'"),
-    ({"input": NAN}, "data-not-finite", "'input'.*sample 3"),
-    ({"input": INFINITE}, "data-not-finite", "'input'.*sample 4"),
-    ({"labels": LATE}, "label-out-of-range", r"label 10 at \[2, 3\]"),
-    ({"labels": NEGATIVE}, "label-out-of-range", r"label -1 at \[0, 1\]"),
+    (spoilt("input", 3, 1, 1, value=np.nan), "data-not-finite", "'input'.*sample 3"),
+    (spoilt("input", 4, 0, 0, value=-np.inf), "data-not-finite", "'input'.*sample 4"),
+    (spoilt("labels", 2, 3, value=10), "label-out-of-range", r"label 10 at \[2, 3\]"),
+    (spoilt("labels", 0, 1, value=-1), "label-out-of-range", r"label -1 at \[0, 1\]"),
 ])  # fmt: skip
 def test_arrays_that_do_not_fit(tmp_path, change, code, says):
     arrays = {k: v for k, v in {**good(), **change}.items() if v is not None}

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
 
+from benchmarks.decoder.model import Shape, write_model
+from benchmarks.gpu import batch_of
 from odtpack.build import build_package
 from odtpack.passes import precision
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Package
@@ -56,9 +59,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 
 class Training:
-    def __init__(
-        self, package: Package, device: str, checkpoint: Path | None = None, step: bool = False
-    ) -> None:
+    def __init__(self, package, device, checkpoint=None, step=False):
         options = {"device": device, "step_model_uri": package.step_model if step else None}
         opened = open_training(package.path, checkpoint=checkpoint, **options)
         self.state, self.module, self.optimizer = opened
@@ -136,16 +137,21 @@ def test_nothing_is_left_of_a_skipped_step(package, device):
     assert np.array_equal(training.vector(), other.vector())
 
 
-def test_a_wrong_device_is_refused_and_the_operator_named(package, monkeypatch):
-    def wrong(self: Device, model: str | bytes, options: object) -> object:
+def mistake(patch: pytest.MonkeyPatch, operator: str) -> None:
+    """Devices compute Softsign in the place of an operator."""
+    real = Device.session
+
+    def wrong(self: Device, model: str | bytes, options: Any) -> Any:
         proto = onnx.load(model) if isinstance(model, str) else onnx.load_from_string(model)
         for node in proto.graph.node:
-            node.op_type = "Softsign" if node.op_type == "Relu" else node.op_type
-        return onnxruntime.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+            node.op_type = "Softsign" if node.op_type == operator else node.op_type
+        return real(self, proto.SerializeToString(), options)
 
-    monkeypatch.setattr(Device, "session", wrong)
+    patch.setattr(Device, "session", wrong)
+
+
+def test_a_wrong_device_is_refused_and_the_operator_named(package, monkeypatch):
+    mistake(monkeypatch, "Relu")
     training = Training(package, "CPUExecutionProvider")
     before = training.vector()
     with refused("device-wrong", "Relu"):
@@ -235,3 +241,76 @@ def test_a_float64_model_has_a_step_model(tmp_path):
     model = parsed("(double[N, 6] x) => (double[N, 3] y) { y = MatMul(x, w) }", w=w)
     package = built_package(model, tmp_path, runtime="webgpu", step_model="always")
     assert package.step_model is not None
+
+
+# Of a package of segments one segment's frozen weights lie there at a time.
+SWEPT = pytest.param(*webgpu.values, marks=[pytest.mark.sweep, *webgpu.marks])
+
+
+def built(folder: Path, base: Any, optimizer: str = "adamw", layers: int = 2) -> Package:
+    """A decoder whose layers are two segments each."""
+    folder.mkdir(exist_ok=True)
+    model = write_model(Shape("tiny", layers, 64, 4, 2, 96, 50), folder)
+    return built_package(
+        model, folder / "package", loss="next_token", adapter="lora", adapter_on=("*proj*",),
+        base=base, segments=True, runtime="webgpu", optimizer=optimizer,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    return built(tmp_path_factory.mktemp("int8"), "int8")
+
+
+class SegmentTraining(Training):
+    def __init__(self, package: Package, device: str, checkpoint: Path | None = None) -> None:
+        super().__init__(package, device, checkpoint)
+        self.batch = batch_of(package, 2, 6)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        self.module(*self.batch)
+        self.module(*self.batch)  # adds to the gradients of the first one
+        found = {n: p.grad.copy() for n, p in self.state.parameters if p.grad is not None}
+        self.module.lazy_reset_grad()
+        return found
+
+    def losses_of(self, count: int) -> list[float]:
+        losses = [float(self.optimizer.step_on(*self.batch)) for _ in range(count)]
+        evaluated = self.module.eval()(*self.batch)
+        self.module.train()
+        return [*losses, float(evaluated[0] if isinstance(evaluated, tuple) else evaluated)]
+
+
+@pytest.mark.parametrize("device", ["CPUExecutionProvider", SWEPT])
+@pytest.mark.parametrize(("base", "optimizer"), [("int4", "adamw"), ("int8", "sgd"), (None, "sgd")])
+def test_segments_train_there_as_on_the_processor(device, base, optimizer, tmp_path):
+    package = built(tmp_path, base, optimizer)
+    here, there = SegmentTraining(package, "cpu"), SegmentTraining(package, device)
+    expected = here.gradients()
+    for name, found in there.gradients().items():
+        off = np.abs(found - expected[name]).max() / (np.abs(expected[name]).max() or 1)
+        assert off < 1e-5, (name, off)
+    losses = here.losses_of(5)
+    np.testing.assert_allclose(there.losses_of(5), losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(there.vector(), here.vector(), rtol=1e-5, atol=2e-6)
+    path = tmp_path / "saved.ckpt"
+    CheckpointState.save_checkpoint(there.state, path, include_optimizer_state=True)
+    resumed = SegmentTraining(package, device, path)
+    np.testing.assert_array_equal(resumed.vector(), there.vector())
+    np.testing.assert_allclose(resumed.losses_of(2), here.losses_of(2), rtol=1e-5)
+
+
+def test_a_wrong_device_is_refused_by_segments(int8, monkeypatch):
+    mistake(monkeypatch, "Sigmoid")
+    training = SegmentTraining(int8, "CPUExecutionProvider")
+    before = training.vector()
+    with refused("device-wrong"):
+        training.optimizer.step_on(*training.batch)
+    np.testing.assert_array_equal(training.vector(), before)
+
+
+def test_values_between_segments_stay_there(int8, tmp_path):
+    state = CheckpointState.load_checkpoint(int8.checkpoint)
+    with refused("unsupported-device", "keep activations in a file"):
+        Module(int8.training_model, state, device="CPUExecutionProvider", activations=tmp_path)

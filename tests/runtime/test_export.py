@@ -89,10 +89,9 @@ def test_values_that_a_subgraph_reads_are_kept(regression, tmp_path):
 
 
 def test_values_of_unknown_type_can_be_outputs(regression, tmp_path):
-    text = models.REGRESSION_EVAL.replace(
-        "product = MatMul(scaled, W)",
-        "activated = com.microsoft.QuickGelu(scaled)\n    product = MatMul(activated, W)",
-    ).replace('["" : 17]', '["" : 17, "com.microsoft" : 1]')
+    gelu = "activated = com.microsoft.QuickGelu(scaled) product = MatMul(activated, W)"
+    text = models.REGRESSION_EVAL.replace("product = MatMul(scaled, W)", gelu)
+    text = text.replace('["" : 17]', '["" : 17, "com.microsoft" : 1]')
     evaluation = models.write(tmp_path, "contrib.onnx", text)
     state = regression.state()
     module = Module(regression.training, state, evaluation)

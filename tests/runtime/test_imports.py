@@ -33,7 +33,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in allowed})))
 def test_the_core_imports_numpy_onnxruntime_and_flatbuffers_only():
     done = ran(sys.executable, "-W", "error", "-c", PROBE)
     assert done.stderr == ""
-    added, everything, allowed = (json.loads(line) for line in done.stdout.splitlines())
+    added, everything, allowed = map(json.loads, done.stdout.splitlines())
     tops = {name.split(".")[0] for name in added}
     assert tops - set(sys.stdlib_module_names) <= {"odtpack_runtime", "numpy"}
     assert not set(FORBIDDEN) & (set(everything) - set(allowed))

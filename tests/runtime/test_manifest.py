@@ -1,7 +1,10 @@
 """The manifest and the package around it."""
 
+import contextlib
+import functools
 import hashlib
 import json
+import operator
 import os
 import re
 from collections.abc import Callable
@@ -93,7 +96,6 @@ def test_sgd_and_prefixes(package):
     content = describe(package, "digits_") | {"optimizer": {"kind": "sgd", "momentum": 0.5}}
     (package / "digits_manifest.json").write_text(json.dumps(content))
     opened = Package.open(package)
-    assert opened.manifest.optimizer.kind == "sgd"
     assert opened.manifest.optimizer.settings == {"momentum": 0.5}
     assert opened.manifest.optimizer.as_dict() == {"kind": "sgd", "momentum": 0.5}
     assert opened.checkpoint.name == "digits_checkpoint"
@@ -107,22 +109,19 @@ def _set(*keys: Any) -> Callable[[dict[str, Any]], None]:
     *path, last, value = keys
 
     def change(content: dict[str, Any]) -> None:
-        for key in path:
-            content = content[key]
+        content = functools.reduce(operator.getitem, path, content)
         content[last] = value
+        if value is ABSENT:
+            del content[last]
 
     return change
+
+
+ABSENT = object()
 
 
 def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
-    *path, last = keys
-
-    def change(content: dict[str, Any]) -> None:
-        for key in path:
-            content = content[key]
-        del content[last]
-
-    return change
+    return _set(*keys, ABSENT)
 
 
 @pytest.mark.parametrize(("change", "code", "says"), [
@@ -164,10 +163,7 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     (_set("files", "checkpoint", "path", "link"), "package-path", "inside"),
     (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
 ])  # fmt: skip
-def test_packages_that_are_wrong(
-    package, tmp_path_factory,
-    change, code, says,
-):  # fmt: skip
+def test_packages_that_are_wrong(package, tmp_path_factory, change, code, says):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "checkpoint").write_bytes((package / "checkpoint").read_bytes())
     (package / "link").symlink_to("checkpoint")
@@ -218,10 +214,7 @@ def test_a_nominal_checkpoint_is_checked_like_the_others(package):
 def test_options_of_a_loss_that_are_nested_deep(regression, depth, code):
     text = json.dumps(describe(regression.folder) | {"loss_options": {"deep": "NEST"}})
     text = text.replace('"NEST"', "[" * depth + "]" * depth)
-    if code is None:
-        Manifest.from_json(text.encode(), "manifest.json")
-        return
-    with refused(code):
+    with refused(code) if code else contextlib.nullcontext():
         Manifest.from_json(text.encode(), "manifest.json")
 
 

@@ -10,7 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 
-from odtpack.build import build_package
 from odtpack_runtime import (
     CheckpointState,
     LinearLRScheduler,
@@ -24,7 +23,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests import zoo
 from tests.model_text import parsed
-from tests.packaging_tools import built_training, open_training
+from tests.packaging_tools import built_training
 from tests.refused import refused
 from tests.runtime import models
 
@@ -54,9 +53,7 @@ def test_loss_and_gradients(regression):
     module, state = open_module(regression)
     loss, dW, db = oracle(state).forward(X, T)
     result = module(X, T)
-    assert isinstance(result, np.ndarray)
-    assert result.shape == ()
-    assert result.dtype == np.float32
+    assert (type(result), result.shape, result.dtype) == (np.ndarray, (), np.float32)
     np.testing.assert_allclose(result, loss, rtol=1e-6)
     np.testing.assert_allclose(state.parameters["W"].grad, dW, rtol=1e-5)
     np.testing.assert_allclose(state.parameters["b"].grad, db, rtol=1e-5)
@@ -157,12 +154,10 @@ def test_evaluation_sees_the_current_parameters(regression):
 
 def test_modes_and_names(regression):
     module, _ = open_module(regression)
-    assert module.training
     assert module.input_names() == ["input", "target"]
-    assert module.output_names() == ["loss"]
+    assert (module.training, module.output_names()) == (True, ["loss"])
     assert module.eval() is module
-    assert not module.training
-    assert module.output_names() == ["loss", "prediction"]
+    assert (module.training, module.output_names()) == (False, ["loss", "prediction"])
     assert module.train() is module
     assert module.training
     assert module.train(False).training is False
@@ -273,10 +268,9 @@ def test_session_options_reach_the_sessions(regression, tmp_path):
 
 def test_a_model_without_trainable_parameters_computes_the_loss(regression):
     data = regression.state().snapshot(False)
-    data.frozen |= data.trainable
-    data.trainable = {}
-    data.frozen.pop("mean")
-    state = CheckpointState(data)
+    frozen = data.frozen | data.trainable
+    frozen.pop("mean")
+    state = CheckpointState(CheckpointData({}, frozen))
     module = Module(regression.evaluation, state)  # type: ignore[arg-type]
     loss, prediction = module(X, T)
     assert prediction.shape == (5, 2)
@@ -359,10 +353,8 @@ def test_the_manifest_beside_the_model_says_it(tmp_path):
     assert options.enable_mem_pattern
     assert not options.enable_cpu_mem_arena
     assert options.intra_op_num_threads == 3
-    entry = options.get_session_config_entry
-    assert entry("session.disable_prepacking") == "1"
-    assert entry("session.use_env_allocators") == "1"
-    assert entry("session.force_spinning_stop") == "1"
+    for entry in ("disable_prepacking", "use_env_allocators", "force_spinning_stop"):
+        assert options.get_session_config_entry(f"session.{entry}") == "1"
     assert default_session_options(path, threads=2).intra_op_num_threads == 2
     with refused("bad-argument", "at most 256 threads, not 257"):
         default_session_options(path, threads=257)
@@ -461,11 +453,11 @@ def test_right_labels_are_counted_without_the_ignored_ones():
 
 def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path):
     """A save would have the other's moments and step count."""
-    state, module, optimizer = built_training(zoo.mlp((6, 5, 3)), tmp_path / "package")
+    state, module, optimizer = built_training(zoo.mlp((6, 5, 3)), tmp_path)
     batch = np.ones((2, 6), np.float32), np.array([0, 1])
     module(*batch)
     optimizer.step()
-    package = Package.open(tmp_path / "package")
+    package = Package.open(tmp_path)
     second = Module(package.training_model, state)
     other = Optimizer(package.optimizer_model, second)
     for use in (optimizer.step, lambda: optimizer.step_on(*batch)):
@@ -485,12 +477,9 @@ def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path):
 def test_one_batch_is_no_step_of_several(tmp_path):
     """It would move a fourth of the way, as each gradient is divided by the number of batches."""
     said: list[str] = []
-    build_package(
-        zoo.mlp((6, 5, 3)), tmp_path / "package", loss="cross_entropy", optimizer="sgd",
-        accumulation_steps=4, step_model="always", remark=said.append,
-    )  # fmt: skip
+    options = {"accumulation_steps": 4, "step_model": "always", "remark": said.append}
+    state, _, optimizer = built_training(zoo.mlp((6, 5, 3)), tmp_path, optimizer="sgd", **options)
     assert said == ["the package gets no step model: an optimizer step needs several batches"]
-    state, _, optimizer = open_training(tmp_path / "package")
     before = {name: parameter.data.copy() for name, parameter in state.parameters}
     with refused("step-of-several", "4 batches"):
         optimizer.step_on(np.ones((2, 6), np.float32), np.array([0, 1]))

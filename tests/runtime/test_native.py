@@ -18,7 +18,7 @@ from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adam, AdamW, Lion
 from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.package.native import ELEMENTWISE_OPERATORS, OPERATORS
 from odtpack_runtime.package.package import Package
@@ -53,9 +53,7 @@ def random_array(random: np.random.Generator, dims: tuple[int, ...]) -> np.ndarr
     return np.where(random.random(dims) < 0.1, special, values).astype(np.float32)
 
 
-def random_nodes(
-    random: np.random.Generator, inputs: list[str]
-) -> tuple[list[onnx.NodeProto], list[str]]:
+def random_nodes(random, inputs):
     """Nodes of a program, and what it computes that may be an output."""
     numbers, truths, nodes = list(inputs), list[str](), list[onnx.NodeProto]()
     for place in range(int(random.integers(1, 14))):
@@ -215,12 +213,8 @@ def test_a_stranger_s_native_package_is_verified(packages):
 
 def trained(folder: Path, options: onnxruntime.SessionOptions) -> tuple[list[float], bytes]:
     """Losses of a few steps, and the parameters after them."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
     step = folder / "step_model.onnx"
-    module = Module(
-        folder / "training_model.onnx", state, session_options=options, step_model_uri=step
-    )
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    state, _, optimizer = packaging_tools.open_training(folder, options, step_model_uri=step)
     batch = packaging_tools.batch(zoo.mlp((784, 400, 10)), 16)
     losses = [float(optimizer.step_on(*batch)) for _ in range(4)]
     return losses, b"".join(np.asarray(value.data).tobytes() for _, value in state.parameters)
@@ -341,8 +335,8 @@ def test_counts_are_those_of_all_models():
 
 def test_options_of_a_caller_are_not_those_of_one_package(tmp_path):
     """Another package may have other operators."""
-    build_package(zoo.mlp((8, 4, 3)), tmp_path / "p", loss="cross_entropy", native=True)
-    package, theirs = Package.open(tmp_path / "p"), onnxruntime.SessionOptions()
+    package = packaging_tools.built_package(zoo.mlp((8, 4, 3)), tmp_path, native=True)
+    theirs = onnxruntime.SessionOptions()
     state = CheckpointState.load_checkpoint(package.checkpoint)
     counts = count_operators(package.manifest.operators.by_model())
     for own in (

@@ -122,9 +122,7 @@ def gemm(**attributes: Any) -> onnx.NodeProto:
     return onnx.helper.make_node("Gemm", ["i0", "i1"], ["o"], **{"transA": 1} | attributes)
 
 
-def transposed(
-    shapes: dict[str, tuple[int, ...]], body: onnx.NodeProto, program: list[int]
-) -> onnx.ModelProto:
+def transposed(shapes, body, program):
     """A model of one native node of that kernel."""
     return kernel_model([body], shapes, ["o"], kernel=TRANSPOSED, program=program)
 

@@ -29,9 +29,7 @@ def nominal(regression: models.Files) -> Path:
     return path
 
 
-def open_nominal(
-    regression: models.Files, nominal: Path
-) -> tuple[CheckpointState, Module, Optimizer]:
+def open_nominal(regression, nominal):
     module = regression.module(CheckpointState.load_checkpoint(nominal))
     return module.state, module, Optimizer(regression.adamw, module)
 
@@ -45,11 +43,8 @@ def step(module: Module, optimizer: Optimizer) -> float:
 
 def test_sizes_and_names_are_known_from_the_models(regression, nominal):
     state, module, _ = open_nominal(regression, nominal)
-    assert state.is_nominal
-    assert len(state.parameters) == 4
-    assert "W" in state.parameters
-    assert module.get_parameters_size() == 8
-    assert module.get_parameters_size(trainable_only=False) == 14
+    assert (state.is_nominal, len(state.parameters), "W" in state.parameters) == (True, 4, True)
+    assert [module.get_parameters_size(trainable_only=each) for each in (True, False)] == [8, 14]
     assert module.input_names() == ["input", "target"]
     assert module.eval().output_names() == ["loss", "prediction"]
 
@@ -109,9 +104,7 @@ def test_saved_before_it_is_completed_it_remains_nominal(regression, nominal, tm
     state, _, _ = open_nominal(regression, nominal)
     CheckpointState.save_checkpoint(state, tmp_path / "again", include_optimizer_state=True)
     again = CheckpointState.load_checkpoint(tmp_path / "again")
-    assert again.is_nominal
-    assert again.optimizer is None
-    assert len(again.parameters) == 4
+    assert (again.is_nominal, again.optimizer, len(again.parameters)) == (True, None, 4)
 
 
 def test_values_of_another_model_are_refused(regression, nominal):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,9 +33,7 @@ Torch = torch.optim.lr_scheduler
 MakeTorch = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-def open_optimizer(
-    files: models.Files, checkpoint: Path | None = None, kind: str = "adamw"
-) -> Optimizer:
+def open_optimizer(files, checkpoint=None, kind="adamw"):
     state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
     return Optimizer(getattr(files, kind), Module(files.training, state))
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(chunks, "LEAST_PART", 1)
 
 
-def package_of(
-    model: onnx.ModelProto, folder: Path, formula: Formula, update: Mapping[str, Any] | None = None
-) -> Package:
+def package_of(model, folder, formula, update=None):
     onnx.save(model, folder / "model.onnx")
     build_package(
         folder / "model.onnx", folder / "package", loss="cross_entropy", optimizer=formula,
@@ -81,9 +79,7 @@ def opened(package: Package, *, whole: bool = True, **options: Any) -> Any:
     return open_training(package.path, step_model_uri=step, **options)
 
 
-def train(
-    package: Package, feeds: list[np.ndarray], rate: float, *, steps: int = STEPS, whole: bool
-) -> tuple[list[float], dict[str, np.ndarray]]:
+def train(package, feeds, rate, *, steps=STEPS, whole):
     options = default_session_options(package.training_model, 1)
     state, module, optimizer = opened(package, whole=whole, session_options=options)
     optimizer.set_learning_rate(rate)
@@ -97,9 +93,7 @@ def train(
 class InMemory:
     """A step model on memory of this object; new values over the old ones, or beside them."""
 
-    def __init__(
-        self, package: Package, feeds: list[np.ndarray], level: str, pattern: bool, aliased: bool
-    ) -> None:
+    def __init__(self, package, feeds, level, pattern, aliased):
         model = onnx.load(package.step_model)
         self.session = session(model, level, enable_mem_pattern=pattern)
         state = CheckpointState.load_checkpoint(package.checkpoint)

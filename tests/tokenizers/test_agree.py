@@ -1,7 +1,6 @@
 """The code of docs/guides/text.md gives the tokens and labels of Python, in every language.
 
-``make tokenizers`` fetches the libraries. Each program is the guide's code and a loop over rows: a
-text, or messages as role and content.
+Each program is the guide's code and a loop over rows: a text, or messages as role and content.
 """
 
 import functools

@@ -17,12 +17,9 @@ RATES: dict[str, float] = {}
 
 
 def formula(kind: str, rate: float, **cases: dict[str, object]) -> Callable[..., object]:
-    """Declare the formula of an optimizer, and the settings by which it is held to it.
+    """Declare the formula of an optimizer, a rate at which it learns, and settings to try.
 
-    Args:
-        kind: Key in :data:`odtpack.optimizers.OPTIMIZERS`.
-        rate: A learning rate at which it learns.
-        **cases: Settings by name; ``plain`` has the optimizer's own name.
+    The settings have names; ``plain`` stands for the optimizer's own.
     """
 
     def declare(function: Callable[..., Formula]) -> Callable[..., Formula]:

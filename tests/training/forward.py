@@ -10,10 +10,7 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from tests.model_text import drawn, parsed
 
 
-def linear(
-    *, inputs: str = "", outputs: str = "float[N, 2] y", more: str = "", opset: int = 17,
-    **values: Any,
-) -> onnx.ModelProto:  # fmt: skip
+def linear(*, inputs="", outputs="float[N, 2] y", more="", opset=17, **values):
     """y = x w + b, and what ``more`` says; ``values`` are further initializers."""
     text = f"(float[N, 3] x{inputs}) => ({outputs}) {{ h = MatMul(x, w) y = Add(h, b) {more} }}"
     own = drawn(np.random.default_rng(0), w=(3, 2), b=(2,))

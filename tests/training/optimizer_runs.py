@@ -69,9 +69,7 @@ class Run:
         return {name: value.tobytes() for name, value in self.values().items()}
 
 
-def group_of(
-    name: str, rank: int, optimizer: Optimizer, update: dict[str, Any]
-) -> tuple[float, float]:
+def group_of(name, rank, optimizer, update):
     """Learning rate scale and decay of a parameter, said a second time."""
     decay = optimizer.weight_decay if update.get("decay_vectors", True) or rank > 1 else 0.0
     if "groups" in update:

@@ -2,12 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch.nn import functional as F
 
@@ -20,25 +17,15 @@ STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a training run leaves.
+    """What a training run leaves."""
 
-    Attributes:
-        losses: Loss of every step, before its update.
-        values: Parameters and running statistics after the last step, by name.
-        eval_loss: Loss of the same batch in evaluation mode, after the last step.
-        kink_margin: How near to a kink of Relu6 the run came; infinite where it was not watched.
-    """
-
-    losses: np.ndarray
-    values: dict[str, np.ndarray]
-    eval_loss: float
-    kink_margin: float = math.inf
+    losses: np.ndarray  # of every step, before its update
+    values: dict[str, np.ndarray]  # parameters and running statistics after the last step
+    eval_loss: float  # of the same batch in evaluation mode, after the last step
+    kink_margin: float = math.inf  # how near to a kink of Relu6 it came, where that was watched
 
 
-def ours(
-    folder: Path, x: np.ndarray, labels: np.ndarray, learning_rate: float, *, steps: int = STEPS,
-    options: onnxruntime.SessionOptions | None = None,
-) -> Run:  # fmt: skip
+def ours(folder, x, labels, learning_rate, *, steps=STEPS, options=None):
     """Train the package in ``folder`` through the training runtime."""
     state, module, optimizer = open_training(folder, options)
     optimizer.set_learning_rate(learning_rate)
@@ -51,10 +38,7 @@ def ours(
     )
 
 
-def pytorch(
-    model: onnx.ModelProto, x: np.ndarray, labels: np.ndarray, learning_rate: float, *,
-    steps: int = STEPS, prepare: Callable[[torch.nn.Module], object] = lambda module: None,
-) -> Run:  # fmt: skip
+def pytorch(model, x, labels, learning_rate, *, steps=STEPS, prepare=lambda module: None):
     """Train PyTorch's twin of a zoo model, changed by ``prepare``, in float64."""
     module = twin(model, running_var="unbiased").double()
     prepare(module)

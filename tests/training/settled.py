@@ -1,18 +1,14 @@
 """MobileNetV2 with starting values for which ten steps are a matter of arithmetic.
 
 Relu6 has a kink at 0 and at 6. Of eight million activations a few always lie within a rounding
-error of one, where float32 and float64 take different sides; that replaces an element of the
-gradient, and the runs part: PyTorch in float32 departs from PyTorch in float64 by several percent
-of the way within ten steps, more with batch normalization in training mode, whose layers magnify
-differences. As a tolerance that would hide errors. So the activations are settled between the
-kinks: every batch normalization in front of a Relu6 hands it a mean of 3 and a deviation of 0.85.
-Some thousand activations are still clipped, but few lie near a kink, and there are batches for
-which none does in ten steps: the run in float64 tells, on every machine (:class:`KinkMargin`).
+error of one, where float32 and float64 take different sides, and the runs part; as a tolerance that
+would hide errors. So the activations are settled between the kinks: every batch normalization in
+front of a Relu6 hands it a mean of 3 and a deviation of 0.85. There are batches for which none lies
+near a kink in ten steps: the run in float64 tells, on every machine (:class:`KinkMargin`).
 """
 
 import math
 import re
-from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -27,14 +23,8 @@ _BEFORE_RELU6 = re.compile(r"features\.(0\.1|\d+\.conv\.[01]\.1)\.(bias|weight)"
 _SETTLED = {"bias": 3.0, "weight": 0.85}
 
 
-def mobilenet(
-    batch_norm: Literal["train", "eval", "fold"], x: np.ndarray, **arguments: Any
-) -> onnx.ModelProto:
-    """MobileNetV2, settled for the batch ``x`` [N, 3, size, size]; ``arguments`` for the zoo.
-
-    In inference mode the running statistics are those of the batch; folded, they are in the
-    weights, as a converter folds a trained model.
-    """
+def mobilenet(batch_norm, x, **arguments):
+    """MobileNetV2, settled for the batch ``x``, whose statistics it keeps or has in its weights."""
     model = zoo.mobilenet_v2(batch_norm="train", **arguments)
     for tensor in model.graph.initializer:
         found = _BEFORE_RELU6.fullmatch(tensor.name)

@@ -1,8 +1,6 @@
 """Packages with If, Loop and Scan train as PyTorch does."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnx.parser
@@ -106,9 +104,7 @@ def build(body: str, opset: int) -> onnx.ModelProto:
     )  # fmt: skip
 
 
-def pytorch(
-    function: Callable[[torch.Tensor, Tensors], torch.Tensor], names: list[str]
-) -> tuple[list[float], Mapping[str, np.ndarray], float]:
+def pytorch(function, names):
     parameters = {n: torch.tensor(WEIGHTS[n]).double().requires_grad_() for n in names}
     x, labels = torch.tensor(X).double(), torch.tensor(LABELS)
     optimizer = torch.optim.SGD(list(parameters.values()), lr=RATE)
@@ -140,10 +136,7 @@ def test_gradients_stop_in_bodies(name, tmp_path):
     follow(body, function, 17, tmp_path / "package", stop_gradient=stops)
 
 
-def follow(
-    body: str, function: Callable[[torch.Tensor, Tensors], torch.Tensor], opset: int, folder: Path,
-    **options: Any,
-) -> None:  # fmt: skip
+def follow(body, function, opset, folder, **options):
     model = build(body, opset)
     names = [n for n in WEIGHTS if f" {n})" in body]
     build_package(

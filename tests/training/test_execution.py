@@ -89,9 +89,7 @@ def _micro_batches(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray, bool]
 RATE = 1e-3
 
 
-def _aliased(
-    folder: Path, options: onnxruntime.SessionOptions, learning_rate: float = RATE
-) -> Trace:
+def _aliased(folder, options, learning_rate=RATE):
     """Through the runtime: everything in place."""
     state, module, optimizer = open_training(folder, options)
     optimizer.set_learning_rate(learning_rate)

@@ -89,9 +89,7 @@ def test_mobilenet_as_it_starts(stages, tmp_path):
     assert np.linalg.norm(error) < 0.01 * np.linalg.norm(step)
 
 
-def _compare(
-    model: onnx.ModelProto, data: tuple[np.ndarray, np.ndarray], learning_rate: float, folder: Path
-) -> runs.Run:
+def _compare(model, data, learning_rate, folder):
     """Both runs agree; return PyTorch's."""
     generate(model, folder, frozen_params=statistic_names(model))
     ours = runs.ours(folder, *data, learning_rate)

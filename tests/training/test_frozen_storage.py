@@ -46,10 +46,7 @@ def expanded(checkpoint: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
 def test_results_are_those_of_the_expanded_weights(name, kind, tmp_path):
-    """Bit for bit the float32 package of the weights that numpy expands; so is an export.
-
-    (Without ONNX Runtime's optimizations, which treat the two graphs in different ways.)
-    """
+    """Bit for bit, without optimizations, the float32 package of the weights that numpy expands."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = model_of(name)

@@ -12,7 +12,6 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
-from odtpack.optimizers import Optimizer as Formula
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
@@ -29,9 +28,7 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
-def package_of(
-    model: onnx.ModelProto, folder: Path, formula: Formula | None = None, **options: object
-) -> Package:
+def package_of(model, folder, formula=None, **options):
     build_package(
         model, folder / "package", **{"loss": "cross_entropy", **options},
         optimizer=formula or AdamW(), self_check=False,

@@ -1,8 +1,6 @@
-"""Reference models, written as ONNX without a training framework.
+"""Reference models of tests, benchmarks and the demo, written without a training framework.
 
-They serve the tests, the benchmarks and the demo. Each factory returns a model with seeded
-parameters, one graph input ``input``, one graph output ``output``
-(logits) and a free first extent ``batch``.
+Each has seeded parameters, one input ``input``, logits ``output`` and a free extent ``batch``.
 """
 
 from collections.abc import Callable

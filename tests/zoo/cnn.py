@@ -1,14 +1,9 @@
 """A small convolutional network for digits and icons."""
 
-import onnx
-
 from tests.zoo.graph_writer import GraphWriter, he, require_positive
 
 
-def cnn(
-    channels: int = 1, size: int = 28, classes: int = 10, width: tuple[int, int] = (32, 64), *,
-    hidden: int | None = None, opset: int = 17, seed: int = 0,
-) -> onnx.ModelProto:  # fmt: skip
+def cnn(channels=1, size=28, classes=10, width=(32, 64), *, hidden=None, opset=17, seed=0):
     """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier."""
     # `input` is float32 [batch, channels, size, size], with a `size` of 4 or more. Layers are
     # `conv1`, `conv2` (with `width` channels after them) and `fc`, or, with `hidden` features of

@@ -76,10 +76,7 @@ class GraphWriter:
         # `at`: module that the node belongs to, such as `"layers.0.attention"`.
         return self.node(op_type, inputs, ("",), at=at, **attributes)[0]
 
-    def node(
-        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, at: str,
-        **attributes: Any,
-    ) -> list[str]:  # fmt: skip
+    def node(self, op_type, inputs, outputs, *, at, **attributes):
         """Adds a node with several outputs; ``""`` asks for a name made from place and operator."""
         base = f"{at}/{op_type}" if at else op_type
         name, count = base, 1

@@ -1,19 +1,10 @@
 """A multilayer perceptron: ``Gemm`` and ``Relu``."""
 
-from collections.abc import Sequence
-
-import onnx
-
 from tests.zoo.graph_writer import GraphWriter, he, require, require_positive, xavier
 
 
-def mlp(
-    sizes: Sequence[int] = (784, 500, 10), *, opset: int = 17, seed: int = 0
-) -> onnx.ModelProto:
-    """Builds ``fc1``, ``fc2`` and so on, with a ``Relu`` between them.
-
-    ``sizes`` are the features of the input, of each hidden layer, and the number of classes.
-    """
+def mlp(sizes=(784, 500, 10), *, opset=17, seed=0):
+    """Builds ``fc1``, ``fc2`` and so on of these numbers of features, with a ``Relu`` between."""
     require(len(sizes) >= 2, "mlp", f"sizes needs an input and an output extent, not {sizes!r}")
     require_positive("mlp", **{f"sizes[{i}]": size for i, size in enumerate(sizes)})
     writer = GraphWriter("mlp", {"sizes": list(sizes)}, opset=opset, seed=seed)

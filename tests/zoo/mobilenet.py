@@ -40,17 +40,9 @@ def mobilenet_v2(
 ) -> onnx.ModelProto:  # fmt: skip
     """Builds MobileNetV2 with torchvision's parameter names, ``features.0.0.weight`` and so on.
 
-    ``Relu6`` is a ``Clip`` to 0 and 6. The dropout before the classifier is left out, so that
-    a training step is a function of its inputs.
-
-    ``width_mult`` is a factor on the number of channels, rounded to multiples of 8; ``stages`` is
-    how many of those between the first and the last convolution there are. ``batch_norm``:
-
-    - ``"fold"`` leaves batch normalization out and gives every convolution a bias, as after folding
-      for inference;
-    - ``"eval"`` writes ``BatchNormalization`` in inference mode;
-    - ``"train"`` writes it with ``training_mode=1``, momentum 0.9 (PyTorch counts it the other way
-      round: 0.1) and three outputs, opset 14 or later.
+    ``Relu6`` is a ``Clip`` to 0 and 6, and dropout is left out. ``stages`` lie between the first
+    and the last convolution. ``batch_norm`` is that of inference, ``"eval"``, of training in
+    opset 14 or later, or ``"fold"``, which gives every convolution a bias instead.
     """
     require_positive("mobilenet_v2", size=size, classes=classes, stages=stages)
     known = batch_norm in get_args(BatchNorm)
@@ -94,9 +86,7 @@ def _divisible(channels: float, by: int = 8) -> int:
     return rounded + by if rounded < 0.9 * channels else rounded
 
 
-def _inverted_residual(
-    writer: _ConvWriter, x: str, fan_in: int, fan_out: int, at: str, *, expansion: int, stride: int,
-) -> str:  # fmt: skip
+def _inverted_residual(writer, x, fan_in, fan_out, at, *, expansion, stride):
     hidden = fan_in * expansion
     branch, place = x, 0
     if expansion != 1:

@@ -71,8 +71,7 @@ NEAR = 1e-5
 def in_bytes(_: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     """Round what a layer reads as DynamicQuantizeLinear does; gradients pass.
 
-    Raises:
-        Undecided: If the values are in float64, and one of them may be rounded otherwise.
+    Of values in float64 that may be rounded otherwise it raises Undecided.
     """
     x = given[0].detach()
     least, most = x.amin().clamp(max=0), x.amax().clamp(min=0)

@@ -1,6 +1,6 @@
 """Models with If, Loop and Scan, each with the same function in PyTorch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,13 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from tests.autodiff import oracle
-from tests.autodiff.oracle import Array, Case, ints, normal, spread
+from tests.autodiff.oracle import Array, ints, normal, spread
 
 Tensor = torch.Tensor
 
 
-def cases(name: str, text: str, feeds: Mapping[str, Array], function: Callable[..., Any],
-          opsets: Sequence[int] = (17,), **options: Any) -> list[Case]:  # fmt: skip
+def cases(name, text, feeds, function, opsets=(17,), **options):
     return oracle.cases(name, feeds, function, opsets, text=text, **{"double": True} | options)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.autodiff.cases.windows import MAX_POOLS, pad_all
-from tests.autodiff.oracle import Array, Case, cases, ints, normal, spread
+from tests.autodiff.oracle import Case, cases, ints, normal, spread
 
 EVERY = (12, 18, 21, 26)
 # What is known of an input only when the model runs: nothing, space, everything.
@@ -40,8 +40,7 @@ def whole_planes() -> Iterator[Case]:
             )  # fmt: skip
 
 
-def positions(x: Array, *, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int],
-              dilations: Sequence[int], order: int) -> torch.Tensor:  # fmt: skip
+def positions(x, *, kernel, strides, pads, dilations, order):
     """Where the maxima stand in the whole tensor; with ``order`` columns come before rows."""
     rank, size = len(kernel), x.shape[2:]
     padded = pad_all(torch.tensor(x), pads, -torch.inf)
@@ -53,9 +52,7 @@ def positions(x: Array, *, kernel: Sequence[int], strides: Sequence[int], pads: 
     return torch.tensor(inside + planes * int(np.prod(size)))
 
 
-def maxima(
-    x: torch.Tensor, *, given: Array, order: int, fixed: dict[str, Any]
-) -> list[torch.Tensor]:
+def maxima(x, *, given, order, fixed):
     """The maxima of x, and where those of ``given`` stand."""
     padded = pad_all(x, fixed["pads"], -torch.inf)
     pool = MAX_POOLS[len(fixed["kernel"])]
@@ -96,8 +93,7 @@ def unpooling() -> Iterator[Case]:
         places = np.random.default_rng(1).permutation(4 * int(np.prod(out)))
         index = places[: 4 * int(np.prod(small))].reshape(2, 2, *small).astype(np.int64)
 
-        def function(x: torch.Tensor, at: torch.Tensor, *_: torch.Tensor,
-                     out: tuple[int, ...] = (2, 2, *out)) -> torch.Tensor:  # fmt: skip
+        def function(x, at, *_, out=(2, 2, *out)):
             flat = torch.zeros(int(np.prod(out)), dtype=x.dtype)
             return flat.scatter(0, at.flatten(), x.flatten()).reshape(out)
 
@@ -140,8 +136,7 @@ def patches() -> Iterator[Case]:
         pads = [*[1, 0, 1][:rank], *[0, 1, 0][:rank]]
         grid = [(n + 1) // k for n, k in zip(size, block, strict=True)]
 
-        def tiles(x: torch.Tensor, *_: torch.Tensor, block: list[int] = block,
-                  pads: list[int] = pads, grid: list[int] = grid) -> torch.Tensor:  # fmt: skip
+        def tiles(x, *_, block=block, pads=pads, grid=grid):
             rank = len(block)
             parts = x.reshape(2, 2, *block, *grid)
             order = [0, 1, *(a for i in range(rank) for a in (2 + rank + i, 2 + i))]

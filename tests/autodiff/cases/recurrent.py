@@ -1,8 +1,7 @@
 """RNN, GRU and LSTM: directions, optional inputs and outputs, lengths, functions, clip.
 
-"nn" cases are held to PyTorch's modules and to differences of the ONNX reference
-implementation; all others to the formulas of ``recurrent_oracle``, since the reference
-implementation ignores lengths, functions, clip and input_forget.
+"nn" cases are held to PyTorch's modules and to differences of the ONNX reference; the others to
+``recurrent_oracle``, since the reference ignores lengths, functions, clip and input_forget.
 """
 
 import itertools
@@ -20,10 +19,7 @@ EVERY = (12, 14, 22, 24)
 GAP = 1e-3  # of the inputs of a gate to a kink
 
 
-def arrays(
-    op: str, names: str, *, two: bool = False, seed: int = 0, scale: float = 1.0, steps: int = T,
-    lengths: tuple[int, ...] = (3, 4, 1),
-) -> dict[str, Array | None]:  # fmt: skip
+def arrays(op, names, *, two=False, seed=0, scale=1.0, steps=T, lengths=(3, 4, 1)):
     """Inputs of a node: x, w and r, and those in ``names`` (of b, lengths, h0, c0, p)."""
     d, g = 1 + two, GATES[op]
     shapes = {

@@ -32,8 +32,7 @@ def samples(start: float, step: float, part: int, count: int, size: int) -> list
     return found
 
 
-def roi_align(x: torch.Tensor, boxes: np.ndarray, owners: np.ndarray, attrs: dict[str, Any],
-              opset: int) -> torch.Tensor:  # fmt: skip
+def roi_align(x, boxes, owners, attrs, opset):
     """From the definition, bin by bin. A maximum is that of the weighted elements: see the rule."""
     default = "half_pixel" if opset >= 16 else "output_half_pixel"
     half = attrs.get("coordinate_transformation_mode", default) == "half_pixel"
@@ -58,8 +57,7 @@ def roi_align(x: torch.Tensor, boxes: np.ndarray, owners: np.ndarray, attrs: dic
     return torch.stack(results).reshape(len(boxes), *bins, -1).permute(0, 3, 1, 2)
 
 
-def align(opset: int, mode: str, coordinates: str | None, each: int, *,
-          symbolic: bool = False, sized: bool = True) -> list[Case]:  # fmt: skip
+def align(opset, mode, coordinates, each, *, symbolic=False, sized=True):
     """Without ``sized`` each region gives one number, as without the attributes."""
     attrs: dict[str, Any] = {"sampling_ratio": each, "spatial_scale": 0.8, "mode": mode}
     attrs |= {"output_height": 2, "output_width": 3} if sized else {}
@@ -77,9 +75,7 @@ def align(opset: int, mode: str, coordinates: str | None, each: int, *,
                  label=label, differences="torch", **attrs)  # fmt: skip
 
 
-def max_roi_pool(
-    scale: float, bins: tuple[int, int] = (2, 3), *, symbolic: bool = False
-) -> list[Case]:
+def max_roi_pool(scale, bins=(2, 3), *, symbolic=False):
     boxes = np.float32([[0, 0, 0, 3, 3], [1, 1, 2, 5, 4], [1, 4, 1, 9, 9], [0, 2, 2, 2, 2]])
 
     def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -131,8 +127,7 @@ def deform(opset: int, label: str, *, channels: int = 4, features: int = 4, kern
     if mask:
         inputs["m"] = normal(2, shared * count, *out, seed=4)
 
-    def function(x: torch.Tensor, w: torch.Tensor, o: torch.Tensor,
-                 *more: torch.Tensor) -> torch.Tensor:  # fmt: skip
+    def function(x, w, o, *more):
         rest = list(more)
         b = rest.pop(0) if bias else None
         moves = o.reshape(2, shared, count, 2, *out)

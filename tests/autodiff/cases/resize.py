@@ -88,10 +88,7 @@ def fixed() -> Iterator[Case]:
 
 
 def at_run_time() -> Iterator[Case]:
-    """Sizes, scales, or the region known only when the model runs.
-
-    Scales and lengths are exact in binary: a position at an element is one in any precision.
-    """
+    """Sizes, scales, or the region known only when the model runs; all are exact in binary."""
     line = {"shape": (1, 1, 4, 8)}
     kinds: list[dict[str, Any]] = [
         {"mode": "nearest", "nearest_mode": "floor"}, {"mode": "nearest"}, {"mode": "linear"},

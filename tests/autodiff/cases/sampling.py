@@ -15,10 +15,9 @@ OLD_MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
 
 
 def grid(size: Sequence[int], points: Sequence[int], *, corners: bool, wide: bool) -> Array:
-    """Positions [2, points..., rank] away from kinks: between elements, and between halves.
+    """Positions [2, points..., rank] away from kinks, at k + 0.27 or k + 0.73 elements.
 
-    Positions lie at k + 0.27 or k + 0.73 elements, also outside of the plane if ``wide``,
-    further than one reflection.
+    If ``wide`` they also lie outside of the plane, further than one reflection.
     """
     generator, columns = np.random.default_rng(5), []
     for length in reversed(size):
@@ -30,8 +29,7 @@ def grid(size: Sequence[int], points: Sequence[int], *, corners: bool, wide: boo
     return np.stack(columns, -1).astype(np.float32)
 
 
-def grid_sample(mode: str, padding: str, corners: int, opset: int, rank: int, *,
-                wide: bool = True, symbolic: bool = False) -> list[Case]:  # fmt: skip
+def grid_sample(mode, padding, corners, opset, rank, *, wide=True, symbolic=False):
     size, points = ((4, 5), (3, 4)) if rank == 2 else ((3, 4, 2), (2, 3, 2))
 
     def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, joined, normal
+from tests.autodiff.oracle import Case, cases, ints, joined, normal
 
 X = normal(2, 3, 4)
 IMAGE = normal(2, 8, 2, 3)
@@ -12,9 +12,7 @@ FAR = 2**63 - 1
 EVERY = (12, 18, 24)
 
 
-def sliced(
-    *bounds: tuple[int, int, int, int], x: Array = X, steps: bool = True
-) -> dict[str, Array | None]:
+def sliced(*bounds, x=X, steps=True):
     """Inputs of a Slice from (axis, start, end, step) tuples."""
     axes, starts, ends, strides = (ints(*column) for column in zip(*bounds, strict=True))
     inputs = {"x": x, "starts": starts, "ends": ends, "axes": axes}

@@ -26,8 +26,7 @@ def scores(q: Any, k: Any, scale: float | None = None) -> Any:
     return q @ shared.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any = None, pk: Any = None, pv: Any = None,
-           causal: bool = False, cap: float = 0.0, scale: float | None = None) -> Any:  # fmt: skip
+def attend(q, k, v, mask=None, pk=None, pv=None, causal=False, cap=0.0, scale=None):
     """The result, and all keys and values."""
     past = 0 if pk is None else pk.shape[2]
     k, v = (k, v) if pk is None else (torch.cat([pk, k], 2), torch.cat([pv, v], 2))
@@ -49,8 +48,7 @@ def flat(q: Any, k: Any, v: Any) -> Any:
     return attend(heads(q, 4), heads(k, 2), heads(v, 2))[0].transpose(1, 2).flatten(2)
 
 
-def attention(label: str, inputs: dict[str, Any], function: Any, opsets: Any = EVERY,
-              **options: Any) -> list[Case]:  # fmt: skip
+def attention(label, inputs, function, opsets=EVERY, **options):
     return cases("Attention", inputs, function, opsets, differences="torch", label=label, **options)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ def pad_all(x: torch.Tensor, pads: Sequence[int], value: float = 0.0) -> torch.T
     return F.pad(x, list(itertools.chain(*pairs)), value=value)
 
 
-def same_pads(size: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-              dilations: Sequence[int], *, upper: bool) -> list[int]:  # fmt: skip
+def same_pads(size, kernel, strides, dilations, *, upper):
     totals = [
         max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
         for n, k, s, d in zip(size, kernel, strides, dilations, strict=True)
@@ -32,8 +30,7 @@ def same_pads(size: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
     return small + large if upper else large + small
 
 
-def conv(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int] = (17,),
-         bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
+def conv(x, w, label, *, opsets=(17,), bias=False, **attrs):
     """A convolution of input [N, C, size...] with weight [O, C / group, kernel...]."""
     rank = len(w) - 2
     fields = {k: attrs.pop(k) for k in ("wrt", "batch", "symbols") if k in attrs}
@@ -53,8 +50,7 @@ def conv(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int
     return cases("Conv", inputs, function, opsets, label=name, **fields, **attrs)
 
 
-def overhang(size: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-             dilations: Sequence[int], pads: Sequence[int]) -> list[int]:  # fmt: skip
+def overhang(size, kernel, strides, dilations, pads):
     """Pads with what ceil_mode adds behind: the last window must start inside."""
     half = len(pads) // 2
     after = []
@@ -68,8 +64,7 @@ def overhang(size: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
     return [*pads[:half], *after]
 
 
-def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
-         **attrs: Any) -> list[Case]:  # fmt: skip
+def pool(op, x, label, *, opsets=(17,), **attrs):
     """A pool of input [N, C, size...], written in PyTorch as a pool of a padded input."""
     kernel = attrs["kernel_shape"]
     rank, size = len(kernel), x.shape[2:]
@@ -104,15 +99,13 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
     return cases(op, {"x": x}, function, opsets, label=f"{rank}d-{label}", **fields, **attrs)
 
 
-def patch_sums(x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int],
-               dilations: Sequence[int]) -> torch.Tensor:  # fmt: skip
+def patch_sums(x, kernel, strides, dilations):
     """The sum of every window: a depthwise convolution with ones."""
     weight = torch.ones(x.shape[1], 1, *kernel, dtype=x.dtype)
     return CONVOLUTIONS[len(kernel)](x, weight, None, strides, 0, dilations, x.shape[1])
 
 
-def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int] = (17,),
-               bias: bool = False, **attrs: Any) -> list[Case]:  # fmt: skip
+def transposed(x, w, label, *, opsets=(17,), bias=False, **attrs):
     """A transposed convolution of input [N, C, size...] with weight [C, O / group, kernel...]."""
     rank = len(w) - 2
     fields = {k: attrs.pop(k) for k in ("batch", "symbols") if k in attrs}
