@@ -87,9 +87,7 @@ class Runner:
     planned: package_cache.Planned
     excess: float = 0.0  # shares by which it is over the limits on memory and size
     reason: str = ""  # which limit that is; empty within them
-    trained: search_context.Trained | None = (
-        None  # how its training went; None if it was not trained
-    )
+    trained: search_context.Trained | None = None  # how its training went; None if it did not
     stopped_by: tuple[int, ...] = ()  # those that did better when its training was stopped
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import onnx_ir as ir
 
@@ -32,8 +32,11 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
-# Tokens of a block at most, the nodes in order, the rows that they read, and the result.
-_Layer = tuple[int, Sequence[ir.Node], Sequence[ir.Value], ir.Value]
+class _Layer(NamedTuple):
+    tokens: int  # of a block, at most
+    nodes: Sequence[ir.Node]  # in order
+    entries: Sequence[ir.Value]  # rows that it reads
+    result: ir.Value
 
 
 def by_blocks(op: Ops, graph: ir.Graph) -> None:
@@ -107,7 +110,7 @@ class _Region:
                     return None
             elif not after.isdisjoint(reads(node)):
                 after.update(node.outputs)
-        return _tokens(self.width), nodes, [*entries], results[0]
+        return _Layer(_tokens(self.width), nodes, [*entries], results[0])
 
     def _flood(self, first: ir.Node) -> bool:
         """Take every node that gives or reads a wide value, or a part of one."""
