@@ -55,7 +55,7 @@ class Case:
     torch: Callable[..., Any]  # the same function; receives a tensor for each present input
     opset: int = 17  # of the domain ""
     attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    wrt: Sequence[str] | None = None  # differentiated; default: floats that are no constants
+    wrt: Sequence[str] | None = None  # differentiated; default: floats that are not constants
     const: Sequence[str] = ()  # floats that are initializers; INT64 inputs always are, unless in
     runtime: Sequence[str] = ()  # INT64 inputs that are fed when the model runs
     batch: Sequence[str] = ()  # inputs whose first axis is declared as the symbol "batch"

@@ -1,6 +1,6 @@
 """What a model computes and discards, where it is NaN or infinite, takes no part in gradients.
 
-PyTorch's autograd is no oracle here, only differences are: it multiplies zero by NaN.
+Only differences are the oracle here: PyTorch's autograd multiplies zero by NaN.
 """
 
 import re

@@ -89,7 +89,7 @@ def node_seconds(node: Node, values: Mapping[str, Value], bandwidth: float = _BA
         for names in (node.inputs, node.outputs)
     )
     work, rate = operator_work(node.op_type, inputs, outputs), _FLOPS
-    if node.op_type in _CONVOLUTIONS:  # by groups, depthwise ones above all, are no products
+    if node.op_type in _CONVOLUTIONS:  # grouped ones are slow, depthwise above all
         rate = _CONVOLUTION_FLOPS if node.attributes.get("group", 1) == 1 else _GROUPED_FLOPS
     elements = max((tensor.size for tensor in (*inputs, *outputs)), default=0)
     return _NODE_SECONDS + max(

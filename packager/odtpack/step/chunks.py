@@ -233,14 +233,15 @@ def write_axpy(
     if op.type_of(gradient) != FAST_TYPE:
         return results
     nodes = list(itertools.takewhile(lambda node: node is not last, reversed(op.graph)))
-    # What is no scalar, each [1, N], and what is given in the place of a result.
-    found, instead = {*kept.values(), gradient}, {value: value for value in results.values()}
+    # Rows, each [1, N], those of them that may be written over, and what takes a result's place.
+    reused = {*kept.values()}
+    found, instead = {*reused, gradient}, {value: value for value in results.values()}
     for node in reversed(nodes):
         if found.isdisjoint(node.inputs):
             continue
         found.update(node.outputs)
         if node.op_type in ("Add", "Sub") and found.issuperset(node.inputs):
-            total = _fuse_sum(op, node, found, {*kept.values()}, instead)
+            total = _fuse_sum(op, node, found, reused, instead)
             if total is not None:
                 found.add(total)
                 if node.outputs[0] in instead:

@@ -400,7 +400,7 @@ def make_group(limit_bytes: int, *, mounts: Path = _MOUNTS, membership: Path = _
     # It is made inside this process's own group, or else beside it, wherever memory is controlled
     # and this user may write.
     # `limit_bytes`: Its `memory.max`; its `memory.swap.max` is 0.
-    # Where control groups of version 2 are mounted.
+    # `mounts`: Says where control groups of version 2 are mounted.
     entries = (line.partition(" - ") for line in mounts.read_text().splitlines())
     found = (fields.split()[4] for fields, _, kind in entries if kind.split()[:1] == ["cgroup2"])
     root = next(map(Path, found), None)

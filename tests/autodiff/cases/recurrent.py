@@ -1,7 +1,7 @@
 """RNN, GRU and LSTM: directions, optional inputs and outputs, lengths, functions, clip.
 
-"nn" cases are held to PyTorch's modules and to differences of the ONNX reference; the others to
-``recurrent_oracle``, since the reference ignores lengths, functions, clip and input_forget.
+"nn" cases are compared with PyTorch's modules and with differences of the ONNX reference; the
+others with ``recurrent_oracle``: the reference ignores lengths, functions, clip and input_forget.
 """
 
 import itertools

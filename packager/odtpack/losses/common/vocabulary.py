@@ -101,7 +101,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     nothing = op.Mul(rows, 0.0)
     in_parts = False
     if head.codes is not None and head.blocks:
-        # Where the numbers of a word are no row of whole blocks, and of whole bytes, the labels'
+        # Unless the numbers of a word are a row of whole blocks and of whole bytes, the labels'
         # columns are found part by part.
         columns, block = _size(head.weight)[1], head.codes.attributes.get_int("block_size")
         in_parts = not (head.words_first and columns % 2 == columns % block == 0)
